@@ -1,0 +1,1 @@
+"""The judge: prompts, client, servers."""
