@@ -3,8 +3,8 @@
 
 verl calls both forms with the same keywords and picks by whether the function is a coroutine function. Take the
 asynchronous one when the data has judge tasks (translation, VQA): hundreds of judgements are then in flight in one
-reward worker, and rule scorers run in threads beside them. The synchronous one is for everything else: it runs in verl's
-thread pool, in tests, in a notebook.
+reward worker, and rule scorers run in threads beside them. The synchronous one is for everything else: verl's thread
+pool, tests, a notebook.
 
 >>> compute_score("VQA", "12", "", {})["decision"]
 'empty_reference'
