@@ -1,0 +1,1 @@
+"""Operations around training: cluster, checkpoints, preflight, demo."""

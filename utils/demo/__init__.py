@@ -1,0 +1,1 @@
+"""What the embedded demo trains: a random-weight HunYuanVL checkpoint and a rendered OCR dataset."""

@@ -1,0 +1,43 @@
+"""All adaptations that replace something upstream, one concept a module. ``install_all`` arms them."""
+
+from __future__ import annotations
+
+import os
+
+from verl_hyocr.registry import install
+
+
+def install_all() -> None:
+    """Arm every step for this process; steps of the CPU platform only when ``VERL_PLATFORM=cpu``."""
+    from verl_hyocr.adapt import (
+        config_guard,
+        dummy_vision,
+        file_logger,
+        hf_export,
+        nested_positions,
+        placeholder_dedup,
+        position_interpolation,
+        processor,
+        rotary,
+        weight_names,
+    )
+
+    modules = [
+        processor,
+        weight_names,
+        hf_export,
+        rotary,
+        position_interpolation,
+        dummy_vision,
+        nested_positions,
+        placeholder_dedup,
+        file_logger,
+        config_guard,
+    ]
+    if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+        from verl_hyocr.adapt import cpu
+
+        modules.append(cpu)
+    for module in modules:
+        for step in module.STEPS:
+            install(step)

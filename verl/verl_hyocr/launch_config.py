@@ -1,0 +1,140 @@
+"""What a HunYuanVL run needs in verl's configuration, and what it must not have.
+
+:func:`prepare` works on the composed hydra configuration in the driver: it fills in what the adaptations need where the
+user left upstream's default, and refuses, with the reason, what would train on wrong numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_hyocr import launch_env
+from verl_hyocr.hf import MODEL_TYPE, is_hunyuan_checkpoint
+
+EXTERNAL_LIB = "verl_hyocr.activate"
+WORKER_EXTENSION = "verl_hyocr.vllm_ext.HyocrWorkerExtension"
+DATASET = ("pkg://verl_hyocr.dataset", "HyocrDataset")
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be trained as asked; the message lists every reason and remedy."""
+
+
+def is_hunyuan_run(config: DictConfig) -> bool:
+    """Whether the actor's checkpoint is HunYuanVL (local folder, or hub id already in the cache)."""
+    path = str(OmegaConf.select(config, "actor_rollout_ref.model.path", default="") or "")
+    if os.path.isdir(os.path.expanduser(path)):
+        return is_hunyuan_checkpoint(os.path.expanduser(path))
+    from transformers import PretrainedConfig
+
+    try:
+        loaded, _ = PretrainedConfig.get_config_dict(path)
+    except OSError:
+        return False
+    return loaded.get("model_type") == MODEL_TYPE
+
+
+def _get(config: DictConfig, key: str, default: Any = None) -> Any:
+    return OmegaConf.select(config, key, default=default)
+
+
+def _set(config: DictConfig, key: str, value: Any) -> None:
+    with open_dict(config):
+        OmegaConf.update(config, key, value, force_add=True)
+
+
+def refusals(config: DictConfig) -> list[str]:
+    """Reasons why this configuration would train HunYuanVL on wrong numbers, one line each, with the remedy."""
+    found = []
+
+    def refuse(condition: Any, message: str) -> None:
+        if condition:
+            found.append(message)
+
+    model = "actor_rollout_ref.model"
+    refuse(
+        _get(config, f"{model}.use_remove_padding"),
+        f"{model}.use_remove_padding=True: packed samples would attend to each other on HunYuanVL (log-probs off by "
+        "1e-3 and more, silently). Set it to False.",
+    )
+    refuse(
+        _get(config, f"{model}.use_fused_kernels"),
+        f"{model}.use_fused_kernels=True: upstream's fused forward does not know this vision-language model. Set it to False.",
+    )
+    refuse(_get(config, f"{model}.use_liger"), f"{model}.use_liger=True is not adapted to HunYuanVL. Set it to False.")
+    for part in ("actor", "ref"):
+        for key in (
+            f"actor_rollout_ref.{part}.ulysses_sequence_parallel_size",
+            f"actor_rollout_ref.{part}.fsdp_config.ulysses_sequence_parallel_size",
+        ):
+            refuse(
+                (_get(config, key) or 1) > 1,
+                f"{key}>1: Ulysses splits positions that HunYuanVL's attention needs whole. Set it to 1.",
+            )
+    strategy = _get(config, "actor_rollout_ref.actor.strategy")
+    refuse(
+        strategy not in ("fsdp", "fsdp2"),
+        f"actor_rollout_ref.actor.strategy={strategy}: HunYuanVL is adapted for fsdp2 (and fsdp) only.",
+    )
+    rollout = _get(config, "actor_rollout_ref.rollout.name")
+    refuse(rollout != "vllm", f"actor_rollout_ref.rollout.name={rollout}: HunYuanVL rollouts run on vllm only.")
+    extra = _get(config, "data.mm_processor_kwargs") or {}
+    engine_extra = _get(config, "actor_rollout_ref.rollout.engine_kwargs.vllm.mm_processor_kwargs") or {}
+    for name, kwargs in (("data.mm_processor_kwargs", extra), ("engine_kwargs.vllm.mm_processor_kwargs", engine_extra)):
+        refuse(
+            kwargs.get("use_fast") or kwargs.get("backend") == "torchvision",
+            f"{name} asks for the torchvision image processor, which orders patches wrongly for this model in "
+            "transformers 5.13. Use backend=pil.",
+        )
+    refuse(
+        os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0") != "0",
+        "VLLM_USE_V2_MODEL_RUNNER is set: vLLM 0.25's second model runner cannot run HunYuanVL. Unset it.",
+    )
+    lengths = [_get(config, "data.max_prompt_length") or 0, _get(config, "data.max_response_length") or 0]
+    model_length = _get(config, "actor_rollout_ref.rollout.max_model_len")
+    refuse(
+        model_length is not None and model_length < sum(lengths),
+        f"actor_rollout_ref.rollout.max_model_len={model_length} is below prompt + response = {sum(lengths)}. "
+        f"Set it to {sum(lengths)} or more.",
+    )
+    return found
+
+
+def complete(config: DictConfig) -> list[str]:
+    """Fill in what the adaptations need where the user left upstream's default; returns what was set."""
+    wanted = {
+        "actor_rollout_ref.model.external_lib": EXTERNAL_LIB,
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls": WORKER_EXTENSION,
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.mm_processor_kwargs": {"backend": "pil"},
+        "data.custom_cls.path": DATASET[0],
+        "data.custom_cls.name": DATASET[1],
+        "data.return_raw_chat": True,
+        "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+    }
+    done = []
+    for key, value in wanted.items():
+        current = _get(config, key)
+        empty = current is None or current == {} or (key == "data.return_raw_chat" and not current)
+        if empty:
+            _set(config, key, value)
+            done.append(f"{key}={value}")
+    return done
+
+
+def prepare(config: DictConfig) -> None:
+    """Complete and check the configuration of a HunYuanVL run; leaves other models alone but for the environment.
+
+    Raises:
+        ConfigError: with every reason, before anything was started.
+    """
+    launch_env.forward(config)
+    if not is_hunyuan_run(config):
+        return
+    found = refusals(config)
+    if found:
+        raise ConfigError("this configuration would not train HunyuanOCR correctly:\n  - " + "\n  - ".join(found))
+    for line in complete(config):
+        print(f"verl-hyocr sets {line}", flush=True)

@@ -1,0 +1,45 @@
+"""Target of the ``vllm.general_plugins`` entry point: runs, possibly several times, in every vLLM process.
+
+CPU backend of vLLM 0.25.1 only (D2):
+
+* ``XDRotaryEmbedding`` has no CPU forward and inherits one whose C++ kernel takes 1-D positions: heap corruption.
+* CPU linear layers repack their weight and drop the parameter, so weights could never be synced again.
+"""
+
+from __future__ import annotations
+
+_done = False
+
+
+def register() -> None:
+    """Idempotent."""
+    global _done
+    if _done:
+        return
+    from vllm.platforms import current_platform
+
+    from verl_hyocr.registry import is_disabled
+
+    if current_platform.is_cpu() and not is_disabled("D2"):
+        _use_native_rotary()
+        _keep_linear_weights()
+    _done = True
+
+
+def _use_native_rotary() -> None:
+    from vllm.model_executor.layers.rotary_embedding.xdrope import XDRotaryEmbedding
+
+    XDRotaryEmbedding.forward_cpu = XDRotaryEmbedding.forward_native
+
+
+def _keep_linear_weights() -> None:
+    import torch
+    from vllm.model_executor.layers import utils
+
+    if not hasattr(utils, "dispatch_cpu_unquantized_gemm"):
+        raise RuntimeError("vLLM no longer has layers.utils.dispatch_cpu_unquantized_gemm: check weight sync on CPU")
+
+    def dispatch_cpu_unquantized_gemm(layer, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    utils.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm
