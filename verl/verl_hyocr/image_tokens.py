@@ -1,7 +1,7 @@
 """How many tokens an image costs HunYuanVL, from its width and height alone: nothing is decoded.
 
-The rule is that of ``HunYuanVLImageProcessor`` (``smart_resize``) and ``HunYuanVLProcessor`` (one token per merged patch,
-one per row of them, two around the image). No heavy imports: data preparation uses it without torch.
+The rule is that of ``HunYuanVLImageProcessor`` (``smart_resize``) and ``HunYuanVLProcessor`` (one token per merged
+patch, one per row of them, two more per image). No heavy imports: data preparation uses it without torch.
 """
 
 from __future__ import annotations
