@@ -6,6 +6,8 @@
 HYOCR_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 HYOCR_QUIET=${HYOCR_QUIET:-0}
 HYOCR_DRY_RUN=${HYOCR_DRY_RUN:-0}
+# 1 once hyocr_install has installed something; read by the scripts that source this file.
+export HYOCR_FRESH=0
 
 hyocr_say() { [[ "$HYOCR_QUIET" == 1 ]] || printf '[install] %s\n' "$*" >&2; }
 hyocr_warn() { printf '[install] warning: %s\n' "$*" >&2; }
@@ -206,6 +208,53 @@ hyocr_check_disk() {
     ((free_kb >= $1 * 1000 * 1000)) || hyocr_die 1 "$((free_kb / 1000 / 1000)) GB free at $where; the environment needs $1 GB"
 }
 
+# Imports everything and prints versions; ends the script with code 1 when something is missing. $1: cpu, gpu, image; $2...: locks.
+hyocr_self_check() {
+    local kind=$1
+    shift
+    HYOCR_QUIET=$HYOCR_QUIET hyocr_run "$HYOCR_PYTHON" "$HYOCR_ROOT/utils/install/self_check.py" full --kind "$kind" \
+        --fork "$HYOCR_ROOT/verl" "${@/#/$HYOCR_ROOT/}" || hyocr_die 1 "the self-check found something missing (see above)"
+}
+
+# Puts a wheel of every package of the lock files $2... into directory $1, with a manifest of what it was built for.
+hyocr_build_wheelhouse() {
+    local target=$1 python lock arguments=(--no-deps)
+    shift
+    python=$(hyocr_active_python)
+    [[ -n "$python" ]] || python=$(hyocr_find_python)
+    for lock in "$@"; do arguments+=(-r "$HYOCR_ROOT/$lock"); done
+    "$python" -m pip --version >/dev/null 2>&1 || hyocr_die 1 "$python has no pip: building a wheelhouse needs pip (PYTHON=...)"
+    [[ "$HYOCR_DRY_RUN" == 1 ]] || mkdir -p "$target"
+    hyocr_say "wheels for $* (Python $(hyocr_python_version "$python")) into $target"
+    # pip wheel, not pip download: packages without a wheel are built here, where a compiler and an index are at hand.
+    hyocr_run "$python" -m pip wheel "${arguments[@]}" --wheel-dir "$target" || hyocr_die 1 "building the wheelhouse failed"
+    [[ "$HYOCR_DRY_RUN" == 1 ]] && return 0
+    hyocr_wheelhouse_manifest "$python" "$@" >"$target/manifest.txt.new"
+    mv "$target/manifest.txt.new" "$target/manifest.txt"
+    hyocr_say "$(find "$target" -name '*.whl' | wc -l) wheels, $(du -sh "$target" | cut -f1). On the cluster: --wheelhouse $target"
+}
+
+hyocr_wheelhouse_manifest() {
+    local python=$1
+    shift
+    printf 'python=%s\nplatform=%s\n' "$(hyocr_python_version "$python")" "$(uname -sm)"
+    (cd "$HYOCR_ROOT" && sha256sum "$@")
+}
+
+# Stops unless HYOCR_WHEELHOUSE was built for this Python and platform and covers the lock files $@ as they are.
+hyocr_check_wheelhouse() {
+    [[ -n "${HYOCR_WHEELHOUSE:-}" ]] || return 0
+    local manifest=$HYOCR_WHEELHOUSE/manifest.txt python line
+    [[ -f "$manifest" ]] || hyocr_die 1 "$HYOCR_WHEELHOUSE has no manifest.txt: build it with --build-wheelhouse (an interrupted build writes none)"
+    HYOCR_WHEELHOUSE=$(cd "$HYOCR_WHEELHOUSE" && pwd)
+    python=$(hyocr_active_python)
+    [[ -n "$python" ]] || python=$(hyocr_find_python)
+    while IFS= read -r line; do
+        grep -qxF -- "$line" "$manifest" ||
+            hyocr_die 1 "$HYOCR_WHEELHOUSE does not fit: it lacks '$line' in manifest.txt; build it again from this checkout with the same Python"
+    done < <(hyocr_wheelhouse_manifest "$python" "$@")
+}
+
 # Installs kind $1 (cpu or gpu) from the lock files $2..., unless it is there already. HYOCR_WHEELHOUSE: install from that
 # directory only.
 hyocr_install() {
@@ -239,4 +288,5 @@ hyocr_install() {
     [[ "$HYOCR_DRY_RUN" == 1 ]] && return 0
     "${check[@]}" >&2 || hyocr_die 1 "the environment differs from the lock files after installing (see above)"
     printf '%s\n' "$value" >"$stamp.new" && mv "$stamp.new" "$stamp"
+    HYOCR_FRESH=1
 }

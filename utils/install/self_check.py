@@ -161,15 +161,15 @@ def run_full(kind: str, pins: dict[str, str], fork: Path | None) -> dict:
     notes: list[str] = []
     if fork is not None and (reason := check_fork(fork)):
         problems.append(reason)
-    imports = check_imports(kind)
+    imports = check_imports("cpu" if kind == "cpu" else "gpu")
     problems += [f"import {row['module']}: {row['error']}" for row in imports if row["error"]]
     gpus: list[str] = []
-    if kind == "gpu":
+    if kind != "cpu":
         gpus, reason = check_gpus()
         if reason:
-            problems.append(reason)
+            (problems if kind == "gpu" else notes).append(reason)
     if reason := check_compiler():
-        (problems if kind == "gpu" else notes).append(reason)
+        (notes if kind == "cpu" else problems).append(reason)
     return {
         "python": sys.version.split()[0],
         "executable": sys.executable,
@@ -202,7 +202,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=("pins", "full"))
     parser.add_argument("locks", nargs="+", type=Path, help="lock files")
-    parser.add_argument("--kind", choices=("cpu", "gpu"), default="cpu", help="kind of host for full (cpu)")
+    parser.add_argument(
+        "--kind", choices=("cpu", "gpu", "image"), default="cpu", help="image: gpu without a GPU at hand"
+    )
     parser.add_argument("--fork", type=Path, help="folder that verl-hyocr has to be installed from")
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
     args = parser.parse_args(argv)

@@ -157,7 +157,7 @@ def build_parser() -> argparse.ArgumentParser:
     stop = commands.add_parser(
         "stop",
         prog="stop_ray.sh",
-        description="Stops the Ray nodes that start_ray.sh started on this host as this user, and nothing else.\n"
+        description="Stops the Ray node that start_ray.sh started on this host as this user, and nothing else.\n"
         "Exit code: 0 all stopped (or nothing to stop), 1 something is left, 2 bad usage.",
         formatter_class=formatter,
     )
@@ -167,6 +167,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=_environment_number("RAY_PORT", int, None),
         help="RAY_PORT: only the node of this port",
     )
+    stop.add_argument("--all", action="store_true", help="every node recorded here, when there are several")
     stop.add_argument("--purge", action="store_true", help="also delete the sessions and logs of the stopped nodes")
     stop.add_argument("--dry-run", action="store_true", help="list what would be stopped")
 
@@ -562,6 +563,9 @@ def stop(args: argparse.Namespace) -> int:
         where = f" on port {args.port}" if args.port else ""
         say(f"nothing to stop: no node started by start_ray.sh{where} is recorded in {run_dir}")
         return 0
+    if len(states) > 1 and not args.all:
+        rows = "; ".join(f"--port {s.RAY_PORT}: {s.role} of {s.RAY_ADDRESS}, since {s.STARTED_AT}" for _, s in states)
+        raise UsageError(f"several nodes of yours run here, say which (--port) or --all. {rows}")
     code = 0
     for path, state in states:
         title = f"{state.role} of {state.RAY_ADDRESS} (port {state.RAY_PORT})"
@@ -593,6 +597,8 @@ def purge_sessions(temp_dir: Path) -> None:
             shutil.rmtree(path)
     for name in ("ray_start.log", "ray_current_cluster"):
         (temp_dir / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        temp_dir.rmdir()
 
 
 def status(args: argparse.Namespace) -> int:

@@ -116,7 +116,10 @@ def _wait(address: str, name: str, record: str, timeout_s: str) -> dict:
 
     client = GcsClient(address=address)
     deadline = time.monotonic() + float(timeout_s)
-    while not any(node["alive"] and node["name"] == name for node in (nodes := _nodes(client))):
+    while True:
+        nodes = _nodes(client)
+        if any(node["alive"] and node["name"] == name for node in nodes):
+            break
         if time.monotonic() > deadline:
             raise SystemExit(f"node {name} did not appear within {timeout_s} s")
         time.sleep(0.2)
