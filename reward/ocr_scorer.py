@@ -69,6 +69,11 @@ SCORERS: dict[str, RuleScorer | JudgeScorer] = {
 }
 
 
+def needs_judge(task_type: str) -> bool:
+    """Does a judge model score the task that this ``task_type`` names?"""
+    return isinstance(SCORERS.get(classify_task(task_type)), JudgeScorer)
+
+
 @dataclass(frozen=True)
 class _Request:
     """One sample, with every field reduced to text. ``response`` and ``ref_answer`` are what is scored."""

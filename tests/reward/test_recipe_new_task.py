@@ -50,7 +50,7 @@ def test_three_edits_make_a_rule_task(kit):
     (kit / "reward/task_scorers/digit_count.py").write_text(code_block("reward/task_scorers/digit_count.py"), "utf-8")
     registration = code_block("reward/ocr_scorer.py")
     assert len(registration.splitlines()) == 1
-    insert_before(kit / "reward/ocr_scorer.py", "}\n\n\n@dataclass(frozen=True)\nclass _Request", registration)
+    insert_before(kit / "reward/ocr_scorer.py", "}\n\n\ndef needs_judge(", registration)
 
     info = {"task_type": "my_digitcount_v1"}
     right, wrong, empty, unusable, missing, chinese, other = score(
