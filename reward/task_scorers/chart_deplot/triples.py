@@ -1,0 +1,54 @@
+"""Tables as sets of triples (row header, column header, value) with the two headers unordered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from reward.task_scorers.chart_deplot.headers import normalize_header
+from reward.task_scorers.chart_deplot.numbers import Value, parse_value
+from reward.task_scorers.chart_deplot.tables import Table
+
+
+class Cell(NamedTuple):
+    """One value with its normalised headers; ``column`` is "" in a table without a header row."""
+
+    row: str
+    column: str
+    value: Value
+
+
+class Triple(NamedTuple):
+    """A cell whose headers are in sorted order, so that a table equals its transpose."""
+
+    first: str
+    second: str
+    value: Value
+
+
+def read_cells(tables: Iterable[Table]) -> list[Cell]:
+    """Cells of all ``tables``. A blank value gives none; a value right of the header row has column header ""."""
+    spellings: dict[str, str] = {}
+
+    def header(text: str) -> str:
+        if text not in spellings:
+            spellings[text] = normalize_header(text)
+        return spellings[text]
+
+    cells = []
+    for table in tables:
+        columns = [header(text) for text in table.header or ()]
+        for row in table.rows:
+            for index, text in enumerate(row[1:], start=1):
+                value = parse_value(text) if text else ""
+                if value != "":
+                    cells.append(Cell(header(row[0]), columns[index] if index < len(columns) else "", value))
+    return cells
+
+
+def make_triples(cells: Iterable[Cell]) -> list[Triple]:
+    """The distinct triples of ``cells``, in an order that depends on their content only."""
+    triples = {Triple(*sorted((cell.row, cell.column)), cell.value) for cell in cells}
+    return sorted(
+        triples, key=lambda triple: (triple.first, triple.second, isinstance(triple.value, str), triple.value)
+    )
