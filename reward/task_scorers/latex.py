@@ -26,7 +26,7 @@ from reward.task_scorers.latex_symbols import (
 PARAGRAPH = "\ufdd0"
 
 _TOKEN = re.compile(r"\\([A-Za-z]+)|\\(.)|([{}&~]|\$\$?)", re.DOTALL)
-_NEEDS_WORK = re.compile(r"[\\{}$]")
+_NEEDS_WORK = re.compile(r"[\\{}$^]")
 # An argument with at most one more level of braces inside, as in \begin{array}{@{}l@{}}. The atomic and possessive
 # parts never backtrack, so a text of nothing but opening braces stays linear.
 _ARGUMENT = re.compile(r"\s{0,9}\{(?:[^{}]++|\{[^{}]*+\})*+\}")
@@ -100,7 +100,9 @@ def flatten_latex(text: str) -> str:
     >>> flatten_latex(r"\left( x^{2} \right) \leq \mathrm{max}")
     '(x^2)≤max'
     """
-    flattened = _Pass(text).run() if _NEEDS_WORK.search(text) else "".join(text.split())
+    if not _NEEDS_WORK.search(text):
+        return "".join(text.split())
+    flattened = _Pass(text).run()
     return _POWER_SIGNS.sub(lambda m: "°" if m[1] else "'" * len(m[2] or m[3]), flattened)
 
 

@@ -18,6 +18,10 @@ def _pairs(table: str) -> dict[str, str]:
     return result
 
 
+def _names(listing: str) -> frozenset[str]:
+    return frozenset(listing.split())
+
+
 _GREEK = """
 α alpha
 β beta
@@ -466,8 +470,7 @@ ALIASES: dict[str, str] = {
 }
 
 # Commands that only size, place or space what follows.
-LAYOUT: frozenset[str] = frozenset(
-    """
+LAYOUT: frozenset[str] = _names("""
     left right middle big Big bigg Bigg bigl Bigl biggl Biggl bigm Bigm biggm Biggm bigr Bigr biggr Biggr
     displaystyle textstyle scriptstyle scriptscriptstyle limits nolimits displaylimits
     quad qquad enspace enskip thinspace medspace thickspace negthinspace negmedspace negthickspace space nobreakspace
@@ -476,41 +479,36 @@ LAYOUT: frozenset[str] = frozenset(
     hline toprule midrule bottomrule strut mathstrut protect ensuremath
     tiny scriptsize footnotesize small normalsize large Large LARGE huge Huge
     boldmath unboldmath
-    """.split()
-)
+    """)
 
 # Delimiter commands after which a full stop means "no delimiter".
 NULL_DELIMITER: frozenset[str] = frozenset({"left", "right", "middle"})
 
 # Commands dropped together with their argument in braces.
-LAYOUT_WITH_ARGUMENT: frozenset[str] = frozenset(
-    "hspace vspace label color cline cmidrule hskip vskip kern mkern mskip vphantom hphantom phantom".split()
-)
+LAYOUT_WITH_ARGUMENT: frozenset[str] = _names("hspace vspace label color cline cmidrule hskip vskip kern mkern mskip vphantom hphantom phantom")
 
 # Commands replaced by the content of their braces.
-TRANSPARENT: frozenset[str] = frozenset(
-    """
+TRANSPARENT: frozenset[str] = _names("""
     text textrm textbf textit textsf texttt textnormal textup textmd textsl textsc mbox hbox emph
     mathrm mathbf mathit mathsf mathtt mathnormal mathup symup symbf symit symrm boldsymbol bm pmb
     operatorname mathop mathbin mathrel mathord mathopen mathclose mathpunct mathinner smash
-    """.split()
-)
+    """)
 
 # As TRANSPARENT, after an argument that only says how: \textcolor{red}{x}.
 TRANSPARENT_AFTER_ARGUMENT: frozenset[str] = frozenset({"textcolor", "fontsize", "scalebox", "raisebox"})
 
 # Font switches inside a group: {\rm d}.
-FONT_SWITCHES: frozenset[str] = frozenset("rm bf it sf tt sl sc em rmfamily bfseries itshape sffamily ttfamily".split())
+FONT_SWITCHES: frozenset[str] = _names("rm bf it sf tt sl sc em rmfamily bfseries itshape sffamily ttfamily")
 
 # Environments that only arrange their content, with the delimiters they draw around it. cases draws an opening brace.
 ENVIRONMENTS: dict[str, tuple[str, str]] = {
     **{
         name: ("", "")
-        for name in """
+        for name in _names("""
         array tabular tabularx matrix smallmatrix subarray aligned alignedat align align* alignat alignat* gather
         gather* gathered split multline multline* equation equation* eqnarray eqnarray* math displaymath subequations
         flalign flalign* center
-        """.split()
+        """)
     },
     "pmatrix": ("(", ")"),
     "bmatrix": ("[", "]"),
@@ -523,7 +521,7 @@ ENVIRONMENTS: dict[str, tuple[str, str]] = {
 }
 
 # Environments whose first argument describes columns.
-ENVIRONMENTS_WITH_ARGUMENT: frozenset[str] = frozenset("array tabular subarray alignat alignat* alignedat".split())
+ENVIRONMENTS_WITH_ARGUMENT: frozenset[str] = _names("array tabular subarray alignat alignat* alignedat")
 
 # Environments whose content is text, not mathematics.
 TEXT_ENVIRONMENTS: frozenset[str] = frozenset({"tabular", "tabularx", "center"})

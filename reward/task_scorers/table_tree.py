@@ -7,14 +7,14 @@ broken or cut off: unclosed cells, missing rows, text between rows (which moves 
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from reward.task_scorers.markup import ATTRIBUTES
 
 MAX_SPAN = 1000
 
-_TABLE_PARTS = frozenset("table caption colgroup col thead tbody tfoot tr td th".split())
+_TABLE_PARTS = frozenset(("table", "caption", "colgroup", "col", "thead", "tbody", "tfoot", "tr", "td", "th"))
 _ROW_GROUPS = frozenset(("thead", "tbody", "tfoot"))
 _CELLS = frozenset(("td", "th"))
 # Comments, invisible elements with their content, tags, and a tag cut off by the end of the text.
@@ -51,7 +51,7 @@ class Table:
     def map_texts(self, function: Callable[[str], str]) -> "Table":
         """Return the table with `function` applied to the text of each cell and to the caption."""
         function = cache(function)
-        rows = tuple(tuple(replace(cell, text=function(cell.text)) for cell in row) for row in self.rows)
+        rows = tuple(tuple(Cell(function(cell.text), cell.colspan, cell.rowspan) for cell in row) for row in self.rows)
         return Table(rows, function(self.caption))
 
     def to_html(self) -> str:
@@ -148,6 +148,11 @@ def _read_cell(cell) -> Cell:
 
 
 def _text_of(node) -> str:
-    # Inner tags are gone by now: more than one text node means a nested table, whose cells must not run together.
+    # Inner tags are gone by now: more than one child means a nested table, whose cells must not run together.
+    child = node.first_child
+    if child is None:
+        return ""
+    if child.next is None and child.tag == "-text":
+        return " ".join(child.text_content.split())
     texts = [part.text_content for part in node.traverse(include_text=True) if part.tag == "-text"]
     return " ".join(" ".join(texts).split())
