@@ -114,7 +114,7 @@ def list_states(run_dir: Path) -> list[tuple[Path, NodeState]]:
 
 def describe_process(process: psutil.Process) -> str:
     """ "pid:create_time:name" for a state file."""
-    return f"{process.pid}:{process.create_time():.2f}:{process.name()}"
+    return f"{process.pid}:{process.create_time():.2f}:{'_'.join(process.name().split())}"
 
 
 def _recorded(state: NodeState) -> list[psutil.Process]:
