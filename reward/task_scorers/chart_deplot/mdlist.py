@@ -11,9 +11,8 @@ from reward.task_scorers.chart_deplot.textlines import split_lines
 MAX_PATH_CHARS = 1_000_000
 """Summed length of all paths. Where it is exceeded each path keeps an equal share of its end."""
 
-_ITEM = re.compile(
-    r"([ \t\u00a0\u3000]*)(?:[-*+](?=[ \t\u00a0\u3000])|[•◦▪]|\d{1,9}(?:[.)．）](?!\d)|、))(.*)", re.DOTALL
-)
+_BLANK = r"[ \t\u00a0\u3000]"
+_ITEM = re.compile(rf"({_BLANK}*)(?:[-*+](?={_BLANK})|[•◦▪]|\d{{1,9}}(?:[.)．）](?!\d)|、))(.*)", re.DOTALL)
 _RULER = re.compile(r"[ \t]*(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,})")
 _COLUMNS = {"\t": 2, "\u3000": 2}
 _SEPARATOR = re.compile(r" ?(?:—+|(?<!-)-+>|[:：]) ?")
@@ -27,7 +26,7 @@ class _Node:
 
 
 def read_items(text: str) -> list[tuple[int, str]]:
-    """List items as (indent in columns, text), a tab being two columns. Items without text and other lines are left out.
+    """List items as (indent in columns, text), a tab being two columns. Other lines and items without text are left out.
 
     Bullets are ``-``, ``*``, ``+`` before a blank, ``•◦▪``, and ``1.``, ``1)``, ``1、``.
     """

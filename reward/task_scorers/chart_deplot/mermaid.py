@@ -3,7 +3,8 @@
 Grammar: https://mermaid.js.org/syntax/flowchart.html. Read are all node shapes (the bracket forms and ``@{ … }``), all
 links (solid, thick, dotted, invisible; with arrow, circle, cross or open ends; any length), link texts in both
 notations, chains, ``&`` groups, ``;`` between statements, edge ids and ``:::`` classes. ``subgraph``, ``end``,
-``direction``, ``style``, ``classDef``, ``class``, ``click``, ``linkStyle``, accessibility and comment lines are ignored.
+``direction``, ``style``, ``classDef``, ``class``, ``click``, ``linkStyle``, ``accTitle``, ``accDescr`` and comments are
+ignored.
 
 More lenient than Mermaid: statements may follow the direction on its line, brackets may nest in unquoted texts, a blank
 may stand before a bracket, an unclosed bracket or text ends with its line. As in Mermaid ``A---oB`` ends in a circle.
@@ -214,10 +215,8 @@ class _Scanner:
             position = self._skip(position, " \t;")
             if position >= len(line) or line.startswith("%%", position):
                 return
-            if _IGNORED.match(line, position):
-                position = self._statement_end(position)
-            else:
-                position = self._statement(position)
+            ignored = _IGNORED.match(line, position)
+            position = self._statement_end(position) if ignored else self._statement(position)
 
     def _skip(self, position: int, blanks: str = " \t") -> int:
         while position < len(self._line) and self._line[position] in blanks:
