@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from data.schema import build_row
 from data.token_counts import TokenCounter, import_image_tokens
 from reward.ocr_scorer import SCORERS, JudgeScorer
 from reward.ocr_utils import extract_answer
+
+_SCORER_LOG = logging.getLogger("reward.ocr_scorer")
 
 Score = Callable[..., dict[str, Any]]
 
@@ -177,12 +180,17 @@ class LineChecker:
             from reward_ocr import compute_score
 
             self._score = compute_score
-        return self._score(
-            data_source=record.task_type,
-            solution_str=record.reference,
-            ground_truth=record.reference,
-            extra_info={"task_type": record.task_type, "question": record.question},
-        )
+        # What goes wrong becomes a finding with its place; the scorer's own log would say it again without one.
+        _SCORER_LOG.disabled = True
+        try:
+            return self._score(
+                data_source=record.task_type,
+                solution_str=record.reference,
+                ground_truth=record.reference,
+                extra_info={"task_type": record.task_type, "question": record.question},
+            )
+        finally:
+            _SCORER_LOG.disabled = False
 
     def _measure(self, record: Record, infos: list[ImageInfo]) -> Measures:
         sizes = [(info.width, info.height) for info in infos if info.width]

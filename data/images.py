@@ -14,7 +14,7 @@ from data.rejects import Problem, Rejected
 
 CHECKS = ("none", "open", "decode")
 # Formats of photographs and scans. Leaving the others out also keeps Pillow from starting outside programs (EPS).
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "MPO", "JPEG2000")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
 # Pillow raises in training above twice its own limit.
 PILLOW_LIMIT = 2 * 89_478_485
 _CLIPPED_MODES = ("I", "F")
@@ -62,6 +62,7 @@ class ImageInspector:
     """
 
     def __init__(self, check: str, max_pixels: int, by_path: bool = False):
+        Image.init()  # Pillow loads most formats on demand, but not for an explicit list of them
         self._check = check
         self._max_pixels = max_pixels
         self._by_path = by_path or check == "none"
@@ -114,9 +115,6 @@ class ImageInspector:
         found = []
         if getattr(image, "n_frames", 1) > 1:
             found.append(Problem("image_frames", "", f"{path}: {image.n_frames} frames"))
-        if image.getexif().get(_ORIENTATION, 1) not in (0, 1):
-            reason = f"{path}: EXIF orientation {image.getexif().get(_ORIENTATION)}; store the pixels upright"
-            found.append(Problem("image_orientation", "", reason))
         if self._check == "decode":
             if image.format == "JPEG":
                 # A reduced size still reads the whole stream, so damage shows, at a fraction of the cost.
@@ -124,6 +122,12 @@ class ImageInspector:
             image.load()
             if _transparent(image):
                 found.append(Problem("image_transparency", "", f"{path}: flatten it on a white background"))
+        # Asking a PNG without EXIF in its header for it decodes the file.
+        if self._check == "decode" or image.format != "PNG" or "exif" in image.info:
+            orientation = image.getexif().get(_ORIENTATION, 1)
+            if orientation not in (0, 1):
+                reason = f"{path}: EXIF orientation {orientation}; store the pixels upright"
+                found.append(Problem("image_orientation", "", reason))
         return ImageInfo(identity, width, height, tuple(found))
 
 

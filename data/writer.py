@@ -76,6 +76,9 @@ class ParquetSink:
         return self._file
 
     def discard(self) -> None:
+        """Remove what was written; does nothing once the finished file has appeared."""
+        if not self._file.handle.closed:
+            self._writer.close()
         self._file.discard()
 
     def _flush(self) -> None:
