@@ -4,8 +4,8 @@
 
 The folder has what the released checkpoint has: the flat ``config.json`` (which vLLM 0.25 insists on), weights under the
 released names, tokenizer with the real special-token ids, processor and chat template. ``tiny`` is for CPUs and tests;
-``released`` has HunyuanOCR-1.5's dimensions, for benchmarks. The text model is random, but its embedding rows of the demo's
-alphabet lean to a common direction, so that sampled answers consist of these characters and rewards vary.
+``released`` has HunyuanOCR-1.5's dimensions, for benchmarks. The weights are random; the tiny model's embedding rows of the
+demo's alphabet lean to a common direction, so that sampled answers consist of these characters and rewards vary.
 """
 
 from __future__ import annotations
@@ -188,26 +188,31 @@ def flat_config(size: str, dtype: str) -> dict:
 
 
 def _tilt_to_alphabet(model, tokenizer) -> None:
-    """Give the embedding rows of the demo's alphabet (and of what precedes an answer) a common direction.
+    """Make the tiny model answer in the demo's alphabet, with some length.
 
-    Small residual blocks leave the last hidden state close to the last token's (normalised) embedding, of RMS 1: rows with a
-    share s of the unit direction get a logit of about s·sqrt(hidden), the other 120,000 about 0, which need ln(120,000).
+    The residual branches of the text model are shrunk, which leaves the last hidden state (RMS 1 after the norm) close to the
+    direction of the last token's embedding. Rows of the alphabet, of the end token and of what precedes an answer share one
+    direction of norm s, for a logit of about s·sqrt(hidden) where the other 120,000 rows have about 0 and weigh e^11.7.
     """
     import torch
 
+    for layer in model.model.language_model.layers:
+        layer.self_attn.o_proj.weight.data *= 0.25
+        layer.mlp.down_proj.weight.data *= 0.25
     table = model.get_input_embeddings().weight.data
     hidden = table.shape[1]
     generator = torch.Generator().manual_seed(1)
     direction = torch.randn(hidden, generator=generator)
     direction /= direction.norm()
-    strength = 18.0 / hidden**0.5
+    strength = 24.0 / hidden**0.5
     answer_ids = [*tokenizer(ALPHABET, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-    noise = torch.randn(len(answer_ids), hidden, generator=generator) * (1.2 / hidden**0.5)
+    noise = torch.randn(len(answer_ids), hidden, generator=generator) * (0.8 / hidden**0.5)
     for row, index in enumerate(answer_ids):
         table[index] = (strength * direction + noise[row]).to(table.dtype)
-    table[tokenizer.convert_tokens_to_ids(ASSISTANT)] = (strength * direction).to(table.dtype)
-    # The end token a little less likely than a character, so that answers have some length.
-    table[tokenizer.eos_token_id] *= 0.9
+    # Tied weights: what precedes an answer must be able to set the direction without being sampled itself.
+    table[tokenizer.convert_tokens_to_ids(ASSISTANT)] = (0.8 * strength * direction).to(table.dtype)
+    table[tokenizer.eos_token_id] *= 0.92
+    table[answer_ids[ALPHABET.index(" ")]] *= 0.92
 
 
 def build(out: str | os.PathLike, size: str = "tiny", dtype: str = "float32", seed: int = 0) -> Path:
@@ -217,7 +222,7 @@ def build(out: str | os.PathLike, size: str = "tiny", dtype: str = "float32", se
         FileExistsError: when ``out`` exists and is not a checkpoint that this function wrote.
     """
     out = Path(out)
-    stamp = json.dumps({"size": size, "dtype": dtype, "seed": seed, "format": 2}, sort_keys=True)
+    stamp = json.dumps({"size": size, "dtype": dtype, "seed": seed, "format": 4}, sort_keys=True)
     stamp_file = out / "demo_model.json"
     if stamp_file.exists() and stamp_file.read_text() == stamp:
         return out
@@ -247,7 +252,8 @@ def build(out: str | os.PathLike, size: str = "tiny", dtype: str = "float32", se
     with torch.device("cuda" if size == "released" and torch.cuda.is_available() else "cpu"):
         model = HunYuanVLForConditionalGeneration(config)
     model = model.to("cpu").float()
-    _tilt_to_alphabet(model, tokenizer)
+    if size == "tiny":
+        _tilt_to_alphabet(model, tokenizer)
     model.to(torch_dtype).save_pretrained(temporary)
     # save_pretrained wrote transformers' nested layout; the released one is flat.
     (temporary / "config.json").write_text(json.dumps(raw, indent=1))
