@@ -485,7 +485,9 @@ LAYOUT: frozenset[str] = _names("""
 NULL_DELIMITER: frozenset[str] = frozenset({"left", "right", "middle"})
 
 # Commands dropped together with their argument in braces.
-LAYOUT_WITH_ARGUMENT: frozenset[str] = _names("hspace vspace label color cline cmidrule hskip vskip kern mkern mskip vphantom hphantom phantom")
+LAYOUT_WITH_ARGUMENT: frozenset[str] = _names(
+    "hspace vspace label color cline cmidrule hskip vskip kern mkern mskip vphantom hphantom phantom"
+)
 
 # Commands replaced by the content of their braces.
 TRANSPARENT: frozenset[str] = _names("""

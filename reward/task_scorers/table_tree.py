@@ -19,7 +19,7 @@ _ROW_GROUPS = frozenset(("thead", "tbody", "tfoot"))
 _CELLS = frozenset(("td", "th"))
 # Comments, invisible elements with their content, tags, and a tag cut off by the end of the text.
 _MARKUP = re.compile(
-    rf"<!--.*?(?:-->|\Z)|<(script|style){ATTRIBUTES}.*?(?:</\1{ATTRIBUTES}|\Z)|</?([a-z][^\s/<>]*+){ATTRIBUTES}"
+    rf"<!--.*?(?:-->|\Z)|<(script|style){ATTRIBUTES}.*?(?:</\1{ATTRIBUTES}|\Z)|</?([a-z][a-z0-9:-]*+){ATTRIBUTES}"
     r"|<[!?][^>]*+(?:>|\Z)|</?[a-z][^<>]*+\Z|<",
     re.IGNORECASE | re.DOTALL,
 )
