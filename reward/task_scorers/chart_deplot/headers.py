@@ -33,10 +33,9 @@ _ALIAS = re.compile(r" ?\( ?(?:q[123]|median) ?\)")
 _MARKS = {"q1": _Q1, "median": _MEDIAN, "q3": _Q3, "min": _MIN, "max": _MAX}
 
 _MATH = re.compile(r"\$([^$]*)\$|\\\(([^$\\]*)\\\)")
-_WRAPPER = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mathbb|operatorname|rm|bf) ?\{([^{}]*)\}"
-)
-_SCRIPT = re.compile(r"([\^_])(?:\{([0-9n+-]*)\}|([0-9n]))")
+_WRAPPER = re.compile(r"\\(?:(?:text|math)(?:bf|it|rm|sf|bb)?|operatorname|rm|bf) ?\{([^{}]*)\}")
+_BRACED_SCRIPT = re.compile(r"([\^_])\{([0-9n+-]*)\}")
+_SHORT_SCRIPT = re.compile(r"([\^_])([0-9n])")
 _SUPERSCRIPT = str.maketrans("0123456789n+-", "⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ⁺⁻")
 _SUBSCRIPT = str.maketrans("0123456789n+-", "₀₁₂₃₄₅₆₇₈₉ₙ₊₋")
 _MAX_WRAPPER_DEPTH = 4
@@ -46,7 +45,7 @@ def normalize_header(text: str) -> str:
     """Normalise a row or column header.
 
     Blanks collapse, full width folds to half width, simple LaTeX wrappers go, µ (U+00B5) is μ, case folds to lower, and
-    the first box-plot statistic (quartile, median, minimum, maximum; Chinese or English) moves to the end behind a dash.
+    the first box-plot statistic (quartile, median, minimum, maximum; Chinese or English) goes to the end behind a dash.
 
     >>> display_header(normalize_header("Group A 下四分位数（Q1）")), display_header(normalize_header("Group A-Q1"))
     ('group a-q1', 'group a-q1')
@@ -65,18 +64,18 @@ def normalize_header(text: str) -> str:
 
 
 def _strip_latex(text: str) -> str:
-    text = _MATH.sub(lambda match: match.group(1) or match.group(2) or "", text)
+    # A short script such as x_1 is one only within math: elsewhere sales_2019 is a name.
+    text = _MATH.sub(lambda match: _SHORT_SCRIPT.sub(_unicode_script, match.group(1) or match.group(2) or ""), text)
     for _ in range(_MAX_WRAPPER_DEPTH):
         text, count = _WRAPPER.subn(r"\1", text)
         if not count:
             break
-    text = _SCRIPT.sub(_unicode_script, text)
-    return " ".join(text.replace("\\%", "%").replace("\\$", "$").replace("\\_", "_").replace("\\&", "&").split())
+    text = _BRACED_SCRIPT.sub(_unicode_script, text)
+    return " ".join(re.sub(r"\\([%$_&#])", r"\1", text).split())
 
 
 def _unicode_script(match: re.Match[str]) -> str:
-    content = match.group(2) if match.group(2) is not None else match.group(3)
-    return content.translate(_SUPERSCRIPT if match.group(1) == "^" else _SUBSCRIPT)
+    return match.group(2).translate(_SUPERSCRIPT if match.group(1) == "^" else _SUBSCRIPT)
 
 
 def display_header(header: str) -> str:

@@ -51,31 +51,23 @@ def _is_rule(line: str) -> bool:
 
 
 def _blocks(text: str) -> list[list[str]]:
-    """Runs of table lines. A line of prose ends a run; so does a blank line before a row with a rule line below it."""
+    """Runs of table lines. A line of prose ends a run; after a blank line so does a row that has a rule line below it,
+    and one that does not start with a pipe."""
     blocks: list[list[str]] = [[]]
-    blank = False
     lines = [line.strip() for line in split_lines(text)]
-    filled = [line for line in lines if line]
-    following = {}
-    for index, line in enumerate(filled[:-1]):
-        following[index] = filled[index + 1]
-    position = -1
-    for line in lines:
-        if not line:
-            blank = True
-            continue
-        position += 1
-        rule = _is_rule(line)
-        if not rule and not _has_pipe(line):
-            if blocks[-1]:
+    rules = [_is_rule(line) for line in lines]
+    filled = [index for index, line in enumerate(lines) if line]
+    for index, following in zip(filled, [*filled[1:], -1]):
+        line = lines[index]
+        if not rules[index]:
+            prose = not _has_pipe(line)
+            after_blank = index > 0 and not lines[index - 1]
+            starts_table = following >= 0 and rules[following]
+            if prose or (after_blank and (starts_table or not line.startswith("|"))):
                 blocks.append([])
-        else:
-            starts_table = not rule and _is_rule(following.get(position, ""))
-            loose_continuation = not rule and not line.startswith("|")
-            if blank and blocks[-1] and (starts_table or loose_continuation):
-                blocks.append([])
-            blocks[-1].append(line)
-        blank = False
+            if prose:
+                continue
+        blocks[-1].append(line)
     return [block for block in blocks if block]
 
 

@@ -26,7 +26,7 @@ class _Node:
 
 
 def read_items(text: str) -> list[tuple[int, str]]:
-    """List items as (indent in columns, text), a tab being two columns. Other lines and items without text are left out.
+    """List items as (indent in columns, text), a tab being two columns. Other lines and empty items are left out.
 
     Bullets are ``-``, ``*``, ``+`` before a blank, ``•◦▪``, and ``1.``, ``1)``, ``1、``.
     """

@@ -49,6 +49,4 @@ def read_cells(tables: Iterable[Table]) -> list[Cell]:
 def make_triples(cells: Iterable[Cell]) -> list[Triple]:
     """The distinct triples of ``cells``, in an order that depends on their content only."""
     triples = {Triple(*sorted((cell.row, cell.column)), cell.value) for cell in cells}
-    return sorted(
-        triples, key=lambda triple: (triple.first, triple.second, isinstance(triple.value, str), triple.value)
-    )
+    return sorted(triples, key=lambda triple: (*triple[:2], isinstance(triple.value, str), triple.value))
