@@ -1,0 +1,1 @@
+"""Information extraction: field by field comparison of JSON objects."""
