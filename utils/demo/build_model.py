@@ -81,7 +81,11 @@ INIT_STD = {"tiny": 0.1, "released": 0.02}
 
 CHAT_TEMPLATE = (
     "{{ '" + BOS + "' }}{% for m in messages %}"
-    "{% if m['role'] == 'assistant' %}{{ '" + ASSISTANT + "' }}{% elif m['role'] == 'user' %}{{ '" + USER + "' }}{% endif %}"
+    "{% if m['role'] == 'assistant' %}{{ '"
+    + ASSISTANT
+    + "' }}{% elif m['role'] == 'user' %}{{ '"
+    + USER
+    + "' }}{% endif %}"
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
     "{% if c['type'] == 'image' or 'image' in c %}{{ '" + IMAGE_START + IMAGE_PAD + IMAGE_END + "' }}"
     "{% elif c['type'] == 'text' %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}"
@@ -102,7 +106,9 @@ def build_tokenizer():
     core = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=False))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (*CONTROL_IDS, *VISION_IDS)])
+    core.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in (*CONTROL_IDS, *VISION_IDS)]
+    )
     vision = list(VISION_IDS)
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
@@ -257,7 +263,11 @@ def build(out: str | os.PathLike, size: str = "tiny", dtype: str = "float32", se
     model.to(torch_dtype).save_pretrained(temporary)
     # save_pretrained wrote transformers' nested layout; the released one is flat.
     (temporary / "config.json").write_text(json.dumps(raw, indent=1))
-    generation = {"bos_token_id": raw["bos_token_id"], "eos_token_id": raw["eos_token_id"], "pad_token_id": raw["pad_token_id"]}
+    generation = {
+        "bos_token_id": raw["bos_token_id"],
+        "eos_token_id": raw["eos_token_id"],
+        "pad_token_id": raw["pad_token_id"],
+    }
     (temporary / "generation_config.json").write_text(json.dumps(generation, indent=1))
     processor.save_pretrained(temporary)
     (temporary / "demo_model.json").write_text(stamp)

@@ -32,7 +32,9 @@ def render(lines: list[str], width: int, height: int) -> tuple[Image.Image, list
     return image, boxes
 
 
-def _reference(task: str, lines: list[str], boxes: list[tuple[int, int, int, int]], width: int, height: int) -> str | dict:
+def _reference(
+    task: str, lines: list[str], boxes: list[tuple[int, int, int, int]], width: int, height: int
+) -> str | dict:
     if task == "Spotting":
         return "".join(
             f"{line}({x1 * 1000 // width},{y1 * 1000 // height}),({x2 * 1000 // width},{y2 * 1000 // height})"

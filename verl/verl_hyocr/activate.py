@@ -6,11 +6,7 @@ the model's tokenizer and processor, and lets its errors propagate.
 
 from __future__ import annotations
 
-import logging
-
-from verl_hyocr import __version__, bootstrap, registry, versions
-
-logger = logging.getLogger("verl_hyocr")
+from verl_hyocr import __version__, registry, versions
 
 
 def check() -> str:
@@ -22,8 +18,6 @@ def check() -> str:
     Raises:
         registry.AdaptationError: with every problem and the remedy.
     """
-    if bootstrap.error is not None:
-        raise registry.AdaptationError(f"verl-hyocr could not bootstrap: {bootstrap.error!r}") from bootstrap.error
     if not registry.steps():
         raise registry.AdaptationError(
             "verl-hyocr is installed but its verl plugin did not run. Unset VERL_USE_EXTERNAL_PLUGINS (or include "

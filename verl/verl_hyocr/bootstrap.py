@@ -1,17 +1,17 @@
 """Target of the ``verl.plugins`` entry point: acts on import, in every process that imports verl.
 
-verl only *loads* its plugin targets and swallows what they raise, so this module keeps the error for
-:mod:`verl_hyocr.activate` (which verl imports where errors do propagate) and prints it loudly at once.
+verl only *loads* its plugin targets and swallows every ``Exception`` that they raise. A broken adaptation must stop the
+process, so what goes wrong here is printed and turned into a ``SystemExit``, which verl lets through.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 
-error: BaseException | None = None
-"""What went wrong while bootstrapping, or None."""
+
+class BootstrapFailure(SystemExit):
+    """The fork could not be set up; importing verl ends the process with this message and exit code 1."""
 
 
 def _bootstrap() -> None:
@@ -27,8 +27,9 @@ def _bootstrap() -> None:
 
 try:
     _bootstrap()
-except BaseException as _error:
-    error = _error
-    print("verl-hyocr: BOOTSTRAP FAILED, this process runs plain verl and must not train:", file=sys.stderr, flush=True)
+except Exception as _error:
     traceback.print_exc()
-    raise
+    raise BootstrapFailure(
+        f"verl-hyocr could not adapt verl in this process: {_error!r}. Training on plain verl would be wrong, so it stops "
+        "here. Reinstall with install_cu13.sh or install_cpu.sh, or uninstall verl-hyocr to use plain verl."
+    ) from _error

@@ -29,9 +29,7 @@ NAMES = (
 def collect(environ: dict[str, str] | None = None) -> dict[str, str]:
     """The variables of ``environ`` (default: this process) that workers need."""
     environ = dict(os.environ) if environ is None else environ
-    return {
-        name: value for name, value in sorted(environ.items()) if name in NAMES or name.startswith(PREFIXES)
-    }
+    return {name: value for name, value in sorted(environ.items()) if name in NAMES or name.startswith(PREFIXES)}
 
 
 def forward(config: DictConfig) -> None:

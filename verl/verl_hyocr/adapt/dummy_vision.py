@@ -19,8 +19,10 @@ MODULE = "transformers.models.hunyuan_vl.modeling_hunyuan_vl"
 
 
 def _needs_dummy() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized() and (
-        torch.distributed.get_world_size() > 1
+    return (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and (torch.distributed.get_world_size() > 1)
     )
 
 
@@ -46,13 +48,9 @@ def _apply(module: ModuleType) -> None:
             pixels = pixels.to(inputs_embeds.device)
             features = self.get_image_features(pixels, grid.to(inputs_embeds.device), return_dict=True).pooler_output
             inputs_embeds = inputs_embeds + 0.0 * features.sum().to(inputs_embeds.dtype)
-        return original(
-            self, input_ids, *args, inputs_embeds=inputs_embeds, pixel_values=pixel_values, **kwargs
-        )
+        return original(self, input_ids, *args, inputs_embeds=inputs_embeds, pixel_values=pixel_values, **kwargs)
 
     module.HunYuanVLModel.forward = mark(forward, "A4.dummy_vision")
 
 
-STEPS = [
-    Step("A4.dummy_vision", MODULE, _apply, ((MODULE, "HunYuanVLModel.forward"),), "ranks without images")
-]
+STEPS = [Step("A4.dummy_vision", MODULE, _apply, ((MODULE, "HunYuanVLModel.forward"),), "ranks without images")]

@@ -18,7 +18,7 @@ MODULE = "verl.utils.tensordict_utils"
 def _apply(module: ModuleType) -> None:
     def maybe_fix_3d_position_ids(data) -> None:
         """Make dimension 2 (the length) the ragged one of ``position_ids`` (B, axes, jagged), in place."""
-        if "position_ids" not in data.keys():
+        if "position_ids" not in data.keys():  # noqa: SIM118 - a TensorDict
             return
         positions = data["position_ids"]
         if positions.dim() != 3 or not positions.is_nested:

@@ -47,5 +47,7 @@ def _apply(module: ModuleType) -> None:
 
 
 STEPS = [
-    Step("A4.rotary", MODULE, _apply, ((MODULE, "apply_multimodal_rotary_pos_emb"),), "rotary sections of the four axes")
+    Step(
+        "A4.rotary", MODULE, _apply, ((MODULE, "apply_multimodal_rotary_pos_emb"),), "rotary sections of the four axes"
+    )
 ]
