@@ -303,7 +303,11 @@ def pick_served_model(wanted: str, listed: Any, server: str) -> str:
 
 
 def classify(error: Exception) -> CallFailed:
-    """The kind of failure behind an exception of the openai client; an unknown exception is raised again."""
+    """The kind of failure behind an exception of the openai client.
+
+    The client does not check the shape of a reply before it works on it: a body of another shape ends in an
+    AttributeError, a TypeError and the like from inside it, so what is not known by its class is a malformed reply.
+    """
     if isinstance(error, CallFailed):
         return error
     if isinstance(error, openai.APITimeoutError | TimeoutError):
@@ -313,9 +317,7 @@ def classify(error: Exception) -> CallFailed:
     if isinstance(error, openai.APIConnectionError):
         cause = error.__cause__
         return CallFailed(CONNECTION, f"{type(cause).__name__}: {cause}" if cause else str(error))
-    if isinstance(error, openai.APIResponseValidationError | ValueError):
-        return CallFailed(MALFORMED, f"the reply cannot be read: {error}")
-    raise error
+    return CallFailed(MALFORMED, f"the reply cannot be read: {type(error).__name__}: {error}")
 
 
 def _classify_status(error: openai.APIStatusError) -> CallFailed:

@@ -1,0 +1,94 @@
+"""A real ``vllm serve`` on the CPU with the demo's tiny random model: its nonsense must end in judge_unparsed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from reward.utils import judge_check
+from reward.utils.request_utils import judge
+from tests.judge.samples import record, translation, vqa
+
+ROOT = Path(__file__).resolve().parents[2]
+START_LIMIT_S = 600
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    pytest.mark.skipif(not (ROOT / "utils/demo/build_model.py").exists(), reason="no builder of the demo model"),
+]
+
+
+@pytest.fixture(scope="module")
+def demo_model(tmp_path_factory) -> str:
+    out = tmp_path_factory.mktemp("judge") / "tiny"
+    subprocess.run([sys.executable, "-m", "utils.demo.build_model", str(out)], cwd=ROOT, check=True, timeout=300)
+    return str(out)
+
+
+@pytest.fixture(scope="module")
+def vllm_server(demo_model, tmp_path_factory):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = tmp_path_factory.mktemp("log") / "vllm.log"
+    command = [
+        *(shutil.which("vllm", path=str(Path(sys.executable).parent)), "serve", demo_model),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "4096"),
+        *("--max-num-seqs", "4", "--enforce-eager", "--limit-mm-per-prompt", '{"image": 0}'),
+    ]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+    try:
+        _wait_until_ready(process, port, log)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_ready(process: subprocess.Popen, port: int, log: Path) -> None:
+    limit = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < limit:
+        if process.poll() is not None:
+            break
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(1)
+    pytest.fail(f"vllm serve did not come up:\n{log.read_text(errors='replace')[-4000:]}")
+
+
+@pytest.mark.parametrize("request_", [vqa(1), translation(3)], ids=["vqa", "translation"])
+def test_nonsense_ends_unparsed(vllm_server, demo_model, use_routes, request_):
+    use_routes(vllm_server, model=demo_model, JUDGE_MAX_TOKENS=24, JUDGE_DEADLINE_S=300, JUDGE_TRY_TIMEOUT_S=120)
+    outcome = judge(request_)
+    judged = record(outcome)
+    assert (outcome.decision, outcome.reward) == ("judge_unparsed", -1.0), outcome.analysis
+    assert judged["calls"] == 3 and judged["server"] == vllm_server
+    assert set(judged["failures"]) <= {"unparsed", "truncated"}
+
+
+def test_judge_check_reports_it(vllm_server, demo_model, use_routes, capsys):
+    use_routes(vllm_server, model=demo_model, JUDGE_MAX_TOKENS=24, JUDGE_TRY_TIMEOUT_S=120)
+    assert judge_check.main(["--json", "--timeout", "300"]) == 1
+    (server,) = json.loads(capsys.readouterr().out)["servers"]
+    assert server["serves"] == demo_model
+    assert [item["decision"] for item in server["judgements"]] == ["judge_unparsed"] * 3
