@@ -37,13 +37,12 @@ USAGE
 }
 
 locks=(requirements/cpu.txt)
-full_check=0
 build=""
 while (($#)); do
     case "$1" in
         --dev) locks+=(requirements/dev.txt) ;;
         --quiet) HYOCR_QUIET=1 ;;
-        --check) full_check=1 ;;
+        --check) HYOCR_ALWAYS_CHECK=1 ;;
         --dry-run) HYOCR_DRY_RUN=1 ;;
         --wheelhouse | --build-wheelhouse)
             (($# > 1)) || hyocr_die 2 "$1 needs a directory"
@@ -69,8 +68,4 @@ fi
 hyocr_check_wheelhouse "${locks[@]}"
 hyocr_ensure_environment
 hyocr_install cpu "${locks[@]}"
-if [[ "$HYOCR_DRY_RUN" != 1 && ("$full_check" == 1 || "$HYOCR_FRESH" == 1) ]]; then
-    hyocr_say "self-check"
-    hyocr_self_check cpu "${locks[@]}"
-fi
 printf '%s\n' "$HYOCR_PYTHON"

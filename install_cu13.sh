@@ -77,6 +77,7 @@ host_problems() {
 }
 
 locks=(requirements/gpu.txt)
+HYOCR_ALWAYS_CHECK=1
 skip_host=0
 only_host=0
 build=""
@@ -129,13 +130,7 @@ fi
 [[ "$only_host" == 0 ]] || exit 0
 hyocr_check_wheelhouse "${locks[@]}"
 hyocr_ensure_environment
-hyocr_install gpu "${locks[@]}"
-if [[ "$HYOCR_DRY_RUN" != 1 ]]; then
-    hyocr_say "self-check"
-    if [[ "$skip_host" == 1 ]]; then
-        hyocr_self_check image "${locks[@]}"
-    else
-        hyocr_self_check gpu "${locks[@]}"
-    fi
-fi
+kind=gpu
+[[ "$skip_host" == 0 ]] || kind=image
+hyocr_install "$kind" "${locks[@]}"
 printf '%s\n' "$HYOCR_PYTHON"

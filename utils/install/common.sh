@@ -6,8 +6,6 @@
 HYOCR_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 HYOCR_QUIET=${HYOCR_QUIET:-0}
 HYOCR_DRY_RUN=${HYOCR_DRY_RUN:-0}
-# 1 once hyocr_install has installed something; read by the scripts that source this file.
-export HYOCR_FRESH=0
 
 hyocr_say() { [[ "$HYOCR_QUIET" == 1 ]] || printf '[install] %s\n' "$*" >&2; }
 hyocr_warn() { printf '[install] warning: %s\n' "$*" >&2; }
@@ -212,7 +210,8 @@ hyocr_check_disk() {
 hyocr_self_check() {
     local kind=$1
     shift
-    HYOCR_QUIET=$HYOCR_QUIET hyocr_run "$HYOCR_PYTHON" "$HYOCR_ROOT/utils/install/self_check.py" full --kind "$kind" \
+    hyocr_say "self-check"
+    hyocr_run "$HYOCR_PYTHON" "$HYOCR_ROOT/utils/install/self_check.py" full --kind "$kind" \
         --fork "$HYOCR_ROOT/verl" "${@/#/$HYOCR_ROOT/}" || hyocr_die 1 "the self-check found something missing (see above)"
 }
 
@@ -255,8 +254,8 @@ hyocr_check_wheelhouse() {
     done < <(hyocr_wheelhouse_manifest "$python" "$@")
 }
 
-# Installs kind $1 (cpu or gpu) from the lock files $2..., unless it is there already. HYOCR_WHEELHOUSE: install from that
-# directory only.
+# Installs kind $1 (cpu, gpu, image) from the lock files $2... and runs the self-check, unless all of it is there already.
+# HYOCR_WHEELHOUSE: install from that directory only. HYOCR_ALWAYS_CHECK=1: self-check in any case.
 hyocr_install() {
     local kind=$1 stamp value lock prefix
     shift
@@ -272,6 +271,7 @@ hyocr_install() {
     local check=("$HYOCR_PYTHON" "$HYOCR_ROOT/utils/install/self_check.py" pins --fork "$HYOCR_ROOT/verl" "${locks[@]/#/$HYOCR_ROOT/}")
     if [[ -f "$stamp" && $(<"$stamp") == "$value" ]] && "${check[@]}" >/dev/null 2>&1; then
         hyocr_say "everything is installed already ($prefix)"
+        [[ "${HYOCR_ALWAYS_CHECK:-0}" == 0 || "$HYOCR_DRY_RUN" == 1 ]] || hyocr_self_check "$kind" "${locks[@]}"
         return 0
     fi
     if [[ "$HYOCR_DRY_RUN" != 1 ]] && "${check[@]}" >/dev/null 2>&1; then
@@ -287,6 +287,7 @@ hyocr_install() {
     hyocr_compile
     [[ "$HYOCR_DRY_RUN" == 1 ]] && return 0
     "${check[@]}" >&2 || hyocr_die 1 "the environment differs from the lock files after installing (see above)"
+    hyocr_self_check "$kind" "${locks[@]}"
+    # Only after the self-check: a run that failed it is not taken for complete the next time.
     printf '%s\n' "$value" >"$stamp.new" && mv "$stamp.new" "$stamp"
-    HYOCR_FRESH=1
 }

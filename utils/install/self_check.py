@@ -38,7 +38,7 @@ IMPORTS = (
     ("scipy", "scipy.optimize", ("cpu", "gpu")),
     ("shapely", "shapely", ("cpu", "gpu")),
     ("lxml", "lxml.etree", ("cpu", "gpu")),
-    ("selectolax", "selectolax.parser", ("cpu", "gpu")),
+    ("selectolax", "selectolax.lexbor", ("cpu", "gpu")),
     ("zstandard", "zstandard", ("cpu", "gpu")),
     ("openai", "openai", ("cpu", "gpu")),
     ("pillow", "PIL.Image", ("cpu", "gpu")),
@@ -113,7 +113,7 @@ def check_imports(kind: str) -> list[dict]:
         try:
             importlib.import_module(module)
         except Exception as problem:
-            error = f"{type(problem).__name__}: {problem}".splitlines()[0]
+            error = f"{type(problem).__name__}: {problem}".splitlines()[0][:200]
         seconds = round(time.perf_counter() - started, 2)
         rows.append(
             {"name": name, "module": module, "version": installed_version(name), "seconds": seconds, "error": error}
