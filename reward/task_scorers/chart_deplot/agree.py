@@ -25,7 +25,7 @@ from reward.task_scorers.chart_deplot.triples import Triple
 
 MAX_TRIPLE_PAIRS = 64_000_000
 MAX_TEXT_PAIRS = 16_000_000
-MAX_CANDIDATES = 4_000_000
+MAX_CANDIDATES = 1_000_000
 CHUNK_PAIRS = 2_000_000
 WORDS_SHARE = 5
 """A text of n code points tolerates at most n // WORDS_SHARE edits."""
@@ -99,10 +99,11 @@ def _candidates(ours: list[Triple], theirs: list[Triple], texts: bool) -> tuple[
         words = np.minimum(first[pred_first] + second[pred_second], first[pred_second] + second[pred_first])
         if texts:
             words += values[:, ref_text[start:stop]][pred_text]
-        pred, ref = np.nonzero(words <= HIGH.words)
-        total += len(pred)
+        near = words <= HIGH.words
+        total += np.count_nonzero(near)
         if total > MAX_CANDIDATES:
             raise TooManyPairs
+        pred, ref = np.nonzero(near)
         found.append((pred, ref + start, words[pred, ref]))
     return tuple(np.concatenate(parts) for parts in zip(*found))
 

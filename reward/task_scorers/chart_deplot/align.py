@@ -9,7 +9,7 @@ from reward.task_scorers.chart_deplot.headers import normalize_header
 from reward.task_scorers.chart_deplot.tables import Table
 from reward.task_scorers.chart_deplot.triples import Cell
 
-_SCATTERED = (("异常值", "outlier", "离群"), ("离散点", "离散值", "散点", "discrete", "scatter"))
+_SCATTERED = (("异常值", "outlier", "离群"), ("离散点", "scatter", "discrete", "离散值", "散点"))
 _JOINTS = "-_"
 
 
@@ -161,14 +161,16 @@ def drop_scattered(response: list[Cell], reference: list[Cell]) -> tuple[list[Ce
     """Leave out outlier cells of the response when the reference has none at all; scatter points likewise."""
     notes = []
     for words in _SCATTERED:
-        if any(_mentions(cell, words) for cell in reference):
+        if _mentioning(reference, words):
             continue
-        kept = [cell for cell in response if not _mentions(cell, words)]
+        scattered = _mentioning(response, words)
+        kept = [cell for cell in response if cell.row not in scattered and cell.column not in scattered]
         if len(kept) < len(response):
-            notes.append(f"{len(response) - len(kept)} {words[1]} triples of the response ignored")
+            notes.append(f"{len(response) - len(kept)} {words[1]} values of the response ignored")
         response = kept
     return response, notes
 
 
-def _mentions(cell: Cell, words: tuple[str, ...]) -> bool:
-    return any(word in cell.row or word in cell.column for word in words)
+def _mentioning(cells: list[Cell], words: tuple[str, ...]) -> set[str]:
+    headers = {cell.row for cell in cells} | {cell.column for cell in cells}
+    return {header for header in headers if any(word in header for word in words)}

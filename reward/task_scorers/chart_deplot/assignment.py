@@ -21,10 +21,12 @@ from scipy.sparse.csgraph import connected_components
 
 from reward.task_scorers.chart_deplot.tolerance import HIGH, TOLERANCES
 
-MAX_WORK = 8_000_000
+MAX_WORK = 4_000_000
 CHARS_PER_WORK = 1_024
 """Products of text lengths that cost about as much as one pair."""
 MAX_ASSIGNMENT_WORK = 100_000_000
+MAX_LINKS = 1_000_000
+"""With more pairs above the floor all items are taken as one group."""
 SMALL_ASSIGNMENT_WORK = 1_000_000
 """Below it the assignment is solved without looking for groups."""
 
@@ -40,12 +42,12 @@ class Measure(NamedTuple, Generic[Item]):
         matrix: similarities of two sequences, float64, shape (len(first), len(second)); values under the lowest floor
             may be reported as 0.
         exact: similarity of one pair in [0, 1].
-        size: length of an item's text in code points.
+        work: cost of ``matrix``, in pairs of short texts.
     """
 
     matrix: Callable[[Sequence[Item], Sequence[Item]], np.ndarray]
     exact: Callable[[Item, Item], Fraction]
-    size: Callable[[Item], int]
+    work: Callable[[Sequence[Item], Sequence[Item]], int]
 
 
 def text_ratio(first: str, second: str) -> Fraction:
@@ -66,7 +68,9 @@ def ratio_matrix(first: Sequence[str], second: Sequence[str], cutoff: float = 0.
 TEXT = Measure[str](
     matrix=lambda first, second: ratio_matrix(first, second, float(HIGH.floor) - 1e-9),
     exact=text_ratio,
-    size=len,
+    work=lambda first, second: (
+        len(first) * len(second) + sum(map(len, first)) * sum(map(len, second)) // CHARS_PER_WORK
+    ),
 )
 
 Pairs = list[tuple[Item, Item]]
@@ -101,24 +105,19 @@ def summed_similarity(pairs: Iterable[tuple[Item, Item]], measure: Measure[Item]
     return sum((Fraction(top, bottom) for bottom, top in sorted(numerators.items())), Fraction(0))
 
 
-def _work(ours: Sequence[Item], theirs: Sequence[Item], measure: Measure[Item]) -> int:
-    characters = sum(map(measure.size, ours)) * sum(map(measure.size, theirs))
-    return len(ours) * len(theirs) + characters // CHARS_PER_WORK
-
-
 def _blocks(
     ours: list[Item], theirs: list[Item], measure: Measure[Item], result: dict[str, Pairs[Item]]
 ) -> list[tuple[list[Item], list[Item]]]:
     """Sorted items in blocks that can be compared in full: one, or several after the equal items went to ``result``."""
     if not ours or not theirs:
         return []
-    if _work(ours, theirs, measure) <= MAX_WORK:
+    if measure.work(ours, theirs) <= MAX_WORK:
         return [(ours, theirs)]
     equal = Counter(ours) & Counter(theirs)
     for tolerance in TOLERANCES[1:]:
         result[tolerance.name].extend((item, item) for item in sorted(equal.elements()))
     ours, theirs = (sorted((Counter(side) - equal).elements()) for side in (ours, theirs))
-    count = min(-(-_work(ours, theirs, measure) // MAX_WORK), max(len(ours), len(theirs)))
+    count = min(-(-measure.work(ours, theirs) // MAX_WORK), max(len(ours), len(theirs)))
     blocks = []
     for index in range(count):
         first, second = (side[index * len(side) // count : (index + 1) * len(side) // count] for side in (ours, theirs))
@@ -131,7 +130,7 @@ def _assign_block(similarity: np.ndarray, allowed: np.ndarray, budget: int) -> l
     """Assignment of greatest sum over the allowed pairs, solved for each connected group of items on its own."""
     pairs: list[tuple[int, int]] = []
     groups = [(np.arange(similarity.shape[0]), np.arange(similarity.shape[1]))]
-    if _assignment_work(groups[0]) > SMALL_ASSIGNMENT_WORK:
+    if _assignment_work(groups[0]) > SMALL_ASSIGNMENT_WORK and np.count_nonzero(allowed) <= MAX_LINKS:
         groups = _connected_groups(allowed)
     works = [_assignment_work(group) for group in groups]
     # One limit for all groups, so that groups of equal size are treated alike.

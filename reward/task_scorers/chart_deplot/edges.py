@@ -35,4 +35,4 @@ def _index(texts: list[str]) -> tuple[list[str], list[int]]:
     return list(index), positions
 
 
-EDGE = Measure[Edge](matrix=_edge_matrix, exact=edge_ratio, size=lambda edge: sum(map(len, edge)))
+EDGE = Measure[Edge](matrix=_edge_matrix, exact=edge_ratio, work=lambda first, second: 4 * len(first) * len(second))

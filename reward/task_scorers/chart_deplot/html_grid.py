@@ -9,7 +9,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 from reward.task_scorers.chart_deplot.tables import Table, make_table
 
 MAX_SPAN = 1_000
-MAX_GRID_CELLS = 40_000
+MAX_GRID_CELLS = 20_000
 """Cells of one table. Past it a span reads as 1, and past twice that many cells rows are no longer read."""
 
 _TABLE_TAG = re.compile(r"<(/?)table(?=[\s/>])", re.IGNORECASE)

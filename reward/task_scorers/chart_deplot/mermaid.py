@@ -124,8 +124,11 @@ def clean_label(text: str) -> str:
     for mark in '"`':
         if len(text) >= 2 and text[0] == text[-1] == mark:
             text = text[1:-1].strip()
-    text = _ENTITY.sub(_decode_entity, _BREAK.sub(" ", text))
-    return " ".join(html.unescape(text).split()).lower()[:MAX_LABEL_CHARS]
+    if "<" in text or "\\" in text:
+        text = _BREAK.sub(" ", text)
+    if ";" in text:
+        text = html.unescape(_ENTITY.sub(_decode_entity, text))
+    return " ".join(text.split()).lower()[:MAX_LABEL_CHARS]
 
 
 def _decode_entity(match: re.Match[str]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from reward.task_scorers.chart_deplot.headers import normalize_header
 from reward.task_scorers.chart_deplot.numbers import Value, parse_value
@@ -27,23 +27,28 @@ class Triple(NamedTuple):
 
 
 def read_cells(tables: Iterable[Table]) -> list[Cell]:
-    """Cells of all ``tables``. A blank value gives none; a value right of the header row has column header ""."""
-    spellings: dict[str, str] = {}
-
-    def header(text: str) -> str:
-        if text not in spellings:
-            spellings[text] = normalize_header(text)
-        return spellings[text]
-
-    cells = []
+    """Distinct cells of all ``tables``. A blank value gives none; one right of the header row has column header ""."""
+    header = _Memo(normalize_header)
+    value = _Memo(parse_value)
+    cells: dict[Cell, None] = {}
     for table in tables:
-        columns = [header(text) for text in table.header or ()]
+        columns = [header[text] for text in table.header or ()]
         for row in table.rows:
             for index, text in enumerate(row[1:], start=1):
-                value = parse_value(text) if text else ""
-                if value != "":
-                    cells.append(Cell(header(row[0]), columns[index] if index < len(columns) else "", value))
-    return cells
+                if text and value[text] != "":
+                    column = columns[index] if index < len(columns) else ""
+                    cells[Cell(header[row[0]], column, value[text])] = None
+    return list(cells)
+
+
+class _Memo(dict):
+    def __init__(self, function: Callable[[str], Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def __missing__(self, key: str) -> Any:
+        result = self[key] = self._function(key)
+        return result
 
 
 def make_triples(cells: Iterable[Cell]) -> list[Triple]:
