@@ -25,7 +25,7 @@ def draw_matching(
     """Draw regions in coordinates of 0 to 1000 over an image, or over a blank page.
 
     Args:
-        references, predictions: polygons, each a sequence of (x, y).
+        references, predictions: polygons, each a sequence of (x, y); an empty one counts but is not drawn.
         matches: pairs (prediction index, reference index).
         image: what the coordinates refer to; None draws on white.
 
@@ -57,11 +57,6 @@ def draw_matching(
     return canvas
 
 
-def legend() -> str:
-    """What the colours mean, for a terminal."""
-    return "green: matched reference, red: missed reference, blue: matched prediction, orange: prediction without match"
-
-
 def _open(path: Path) -> Image.Image:
     try:
         with Image.open(path) as image:
@@ -87,6 +82,8 @@ def _outline(
     font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
     label_below: bool = False,
 ) -> None:
+    if not points:
+        return
     pen.line([*points, points[0]], fill=color, width=width)
     x = min(x for x, _ in points)
     y = max(y for _, y in points) if label_below else min(y for _, y in points)
