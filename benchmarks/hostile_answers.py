@@ -199,24 +199,7 @@ def _objects() -> dict[str, str]:
 
 def _texts() -> dict[str, str]:
     rng = random.Random(2)
-    markup = [
-        "<td>",
-        "</td>",
-        "<tr>",
-        "<table>",
-        "</table>",
-        "(1,2)",
-        "|",
-        "$",
-        "{",
-        "}",
-        "a",
-        "-->",
-        "-",
-        '"',
-        "\n",
-        " ",
-    ]
+    markup = ["<td>", "</td>", "<tr>", "<table>", "</table>", "(1,2)", "-->", "- ", *'|${}a" \n']
     return {
         "noise": "".join(chr(rng.randint(32, 0x9FFF)) for _ in range(SIZE)),
         "noise of ASCII": "".join(chr(rng.randint(32, 126)) for _ in range(SIZE)),
