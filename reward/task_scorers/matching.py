@@ -31,6 +31,7 @@ _UNITS = float(1 << 30)
 _TIE_SLACK = 8.0
 
 Pair = tuple[int, int]
+WeightedPair = tuple[int, int, float]
 TieCost = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Labels = tuple[Sequence[Hashable], Sequence[Hashable]]
 
@@ -54,13 +55,13 @@ def max_matching_then_weight(weight: np.ndarray, allowed: np.ndarray, tie_cost: 
     weight, allowed = np.asarray(weight, dtype=np.float64), np.asarray(allowed, dtype=bool)
     rows, cols = np.nonzero(allowed)
     block = None if tie_cost is None else (lambda chosen_rows, chosen_cols: tie_cost[np.ix_(chosen_rows, chosen_cols)])
-    return match_candidates((rows, cols, weight[rows, cols]), weight.shape, block)
+    return [pair[:2] for pair in match_candidates((rows, cols, weight[rows, cols]), weight.shape, block)]
 
 
 def match_candidates(
     candidates: Candidates, shape: tuple[int, int], tie_cost: TieCost | None = None, labels: Labels | None = None
-) -> list[Pair]:
-    """The same for a sparse list of allowed pairs.
+) -> list[WeightedPair]:
+    """The same for a sparse list of allowed pairs, with the weights of the chosen ones.
 
     Args:
         candidates: ``(rows, cols, weight)`` in row-major order without repeats.
@@ -68,7 +69,7 @@ def match_candidates(
         tie_cost: gives the block (n, m) of tie costs for some rows (n,) and columns (m,); asked only where there is a
             choice.
         labels: one label for each row and each column, for the greedy matching past the exact size: equal ones are
-            paired first, so they must belong to an allowed pair.
+            paired first and must belong to an allowed pair of weight 1.
     """
     rows, cols, weight = candidates
     if not len(rows):
@@ -76,7 +77,7 @@ def match_candidates(
     if len(rows) > MAX_CANDIDATES:
         return _greedy_candidates(rows, cols, weight, shape[1], labels)
     lone = (np.bincount(rows, minlength=shape[0])[rows] == 1) & (np.bincount(cols, minlength=shape[1])[cols] == 1)
-    pairs = list(zip(rows[lone].tolist(), cols[lone].tolist(), strict=True))
+    pairs = list(zip(rows[lone].tolist(), cols[lone].tolist(), weight[lone].tolist(), strict=True))
     rows, cols, weight = rows[~lone], cols[~lone], weight[~lone]
     spent = 0
     too_large = []
@@ -92,7 +93,8 @@ def match_candidates(
         weights = np.zeros(allowed.shape)
         weights[row_index, col_index] = weight[members]
         ties = None if tie_cost is None else tie_cost(block_rows, block_cols)
-        pairs += [(int(block_rows[row]), int(block_cols[col])) for row, col in _solve(weights, allowed, ties)]
+        for row, col in _solve(weights, allowed, ties):
+            pairs.append((int(block_rows[row]), int(block_cols[col]), float(weights[row, col])))
     if too_large:
         rest = np.sort(np.concatenate(too_large))
         pairs += _greedy_candidates(rows[rest], cols[rest], weight[rest], shape[1], labels)
@@ -101,17 +103,21 @@ def match_candidates(
 
 def match_boxes(
     a: np.ndarray, b: np.ndarray, threshold: float, tie_cost: TieCost | None = None, labels: Labels | None = None
-) -> list[tuple[int, int, float]]:
+) -> list[WeightedPair]:
     """Match boxes (N, 4) to boxes (M, 4) with IoU at or above ``threshold``, as ``(row, column, IoU)`` in row order.
 
     Past ``MAX_BOX_PAIRS`` pairs of boxes, overlapping or not, the matching is greedy.
     """
-    if len(a) * len(b) <= MAX_BOX_PAIRS:
-        candidates = box_candidates(a, b, threshold)
-        pairs = match_candidates(candidates, (len(a), len(b)), tie_cost, labels)
-    else:
-        pairs = greedy_matching(range(len(a)), len(b), _OpenBoxes(a, b, threshold).of, labels)
-    return [(row, col, float(box_iou_matrix(a[row], b[col])[0, 0])) for row, col in pairs]
+    if len(a) * len(b) > MAX_BOX_PAIRS:
+        return match_boxes_greedily(a, b, threshold, labels)
+    return match_candidates(box_candidates(a, b, threshold), (len(a), len(b)), tie_cost, labels)
+
+
+def match_boxes_greedily(
+    a: np.ndarray, b: np.ndarray, threshold: float, labels: Labels | None = None
+) -> list[WeightedPair]:
+    """``greedy_matching`` of boxes with IoU at or above ``threshold``, in bounded memory."""
+    return greedy_matching(range(len(a)), len(b), _OpenBoxes(a, b, threshold).of, labels)
 
 
 def greedy_matching(
@@ -119,7 +125,7 @@ def greedy_matching(
     column_count: int,
     candidates_of: Callable[[int, np.ndarray], tuple[np.ndarray, np.ndarray]],
     labels: Labels | None = None,
-) -> list[Pair]:
+) -> list[WeightedPair]:
     """Items with equal labels first, in order; then each row in turn takes its heaviest free column.
 
     ``candidates_of(row, free)`` gives columns allowed for a row and their weights; it may leave out columns that the
@@ -134,17 +140,18 @@ def greedy_matching(
             waiting.setdefault(labels[0][row], []).append(row)
         for col, label in enumerate(labels[1]):
             if waiting.get(label):
-                pairs.append((waiting[label].pop(), col))
+                pairs.append((waiting[label].pop(), col, 1.0))
                 free[col] = False
-    taken = {row for row, _ in pairs}
+    taken = {row for row, _, _ in pairs}
     for row in rows:
         if row in taken:
             continue
         cols, weight = candidates_of(row, free)
         open_cols = free[cols]
         if open_cols.any():
-            col = int(cols[np.argmax(np.where(open_cols, weight, -1.0))])
-            pairs.append((row, col))
+            best = int(np.argmax(np.where(open_cols, weight, -1.0)))
+            col = int(cols[best])
+            pairs.append((row, col, float(weight[best])))
             free[col] = False
     return sorted(pairs)
 
@@ -153,19 +160,33 @@ class _OpenBoxes:
     """Candidates of one box after the other, computed in blocks of rows against the columns still free."""
 
     def __init__(self, a: np.ndarray, b: np.ndarray, threshold: float):
-        self._a, self._b = a, b
+        self._a, self._b, self._areas = a, b, _areas(b)
         self._floor = threshold - THRESHOLD_SLACK
         self._start = self._stop = 0
         self._cols = self._iou = np.zeros(0)
 
     def of(self, row: int, free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not self._start <= row < self._stop:
-            self._cols = np.flatnonzero(free)
-            self._start, self._stop = row, row + max(1, CHUNK_CELLS // max(1, len(self._cols)))
-            self._iou = box_iou_matrix(self._a[self._start : self._stop], self._b[self._cols])
+            self._start, self._stop = row, row + max(1, CHUNK_CELLS // max(1, len(self._b)))
+            block = self._a[self._start : self._stop]
+            self._cols = np.flatnonzero(free & ~self._hopeless(block))
+            self._iou = box_iou_matrix(block, self._b[self._cols])
         iou = self._iou[row - self._start]
         near = np.flatnonzero(iou >= self._floor)
         return self._cols[near], iou[near]
+
+    def _hopeless(self, block: np.ndarray) -> np.ndarray:
+        """Columns apart from all rows of the block, or too small or too large for them (M,)."""
+        b, areas, ratio = self._b, self._areas, self._floor * (1 - 1e-6)
+        own = _areas(block)
+        apart = (b[:, 0] > block[:, 2].max()) | (b[:, 2] < block[:, 0].min())
+        apart |= (b[:, 1] > block[:, 3].max()) | (b[:, 3] < block[:, 1].min())
+        return apart | (areas < own.min() * ratio) | (areas * ratio > own.max())
+
+
+def _areas(boxes: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
 
 
 def _components(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int]) -> list[np.ndarray]:
@@ -185,7 +206,7 @@ def _components(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int]) -> l
 
 def _greedy_candidates(
     rows: np.ndarray, cols: np.ndarray, weight: np.ndarray, column_count: int, labels: Labels | None
-) -> list[Pair]:
+) -> list[WeightedPair]:
     used_rows, starts = np.unique(rows, return_index=True)
     parts = dict(zip(used_rows.tolist(), zip(starts, np.append(starts[1:], len(rows))), strict=True))
 

@@ -10,8 +10,7 @@ IoU is exact within rounding, except under these limits, which only hostile inpu
 - one with a coordinate beyond 1e30, and whatever it is compared with, counts as its bounding box;
 - pairs with a polygon other than a convex quadrilateral or a triangle, when they have more than 20,000 products of
   vertices in all, count as their smallest rotated rectangles;
-- past 30,000 pairs of tilted quadrilaterals that may reach the threshold, and past 400,000 pairs of any polygons, all
-  count as their bounding boxes.
+- past 30,000 pairs of tilted quadrilaterals that may reach the threshold these count as their bounding boxes.
 """
 
 from collections.abc import Sequence
@@ -32,7 +31,6 @@ from reward.task_scorers.geometry import (
 
 _HUGE_COORDINATE = 1e30
 _MAX_VERTICES = 64
-_MAX_PAIRS = 400_000
 _MAX_CLIPPED_PAIRS = 30_000
 _MAX_OVERLAY_WORK = 20_000
 
@@ -57,8 +55,7 @@ def polygon_candidates(
     groups_b: Sequence[str] | None = None,
 ) -> Candidates:
     """``(rows, cols, iou)`` of the pairs of one group (default: a single group) with IoU at or above ``threshold``."""
-    boxes_only = len(a) * len(b) > _MAX_PAIRS
-    shapes_a, shapes_b = _Shapes(a, boxes_only), _Shapes(b, boxes_only)
+    shapes_a, shapes_b = _Shapes(a), _Shapes(b)
     labels_a, labels_b = _labels(groups_a or [""] * len(a), groups_b or [""] * len(b))
     rows, cols, iou = _plausible_pairs(shapes_a, shapes_b, labels_a, labels_b, threshold)
     kinds_a, kinds_b = shapes_a.kinds[rows], shapes_b.kinds[cols]
@@ -98,9 +95,9 @@ class _Shape(NamedTuple):
 class _Shapes:
     """The polygons of one side as arrays: ``kinds`` and ``areas`` (N,), ``boxes`` (N, 4), ``quads`` (N, 4, 2)."""
 
-    def __init__(self, polygons: Sequence[Sequence[Point]], boxes_only: bool):
+    def __init__(self, polygons: Sequence[Sequence[Point]]):
         boxes = [bounding_box(points) for points in polygons]
-        shapes = [_shape(_corners(box) if boxes_only else points, box) for points, box in zip(polygons, boxes)]
+        shapes = [_shape(points, box) for points, box in zip(polygons, boxes)]
         self._shapes = shapes
         self.boxes = as_boxes(boxes)
         self.kinds = np.array([shape.kind for shape in shapes], dtype=np.int64)
