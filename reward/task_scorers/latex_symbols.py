@@ -1,10 +1,10 @@
 """LaTeX command names and what they stand for, as plain tables.
 
 `SYMBOLS` maps a command name (without its backslash) to the text a reader sees: a Unicode symbol, or the letters of a
-function name (`\\sin` is "sin"). The names are those of LaTeX, amsmath, amssymb and textcomp; the code points are the
-ones the `unicode-math` package assigns, with two exceptions made because OCR references hardly ever use the other
-character: `\\cdot` is U+00B7 and `\\mu` is the Greek letter (the micro sign and U+22C5 are folded into them, see
-`normalize.py`). The other sets name the commands that carry layout only.
+function name (`\\sin` is "sin"). The names are those of LaTeX, amsmath, amssymb and textcomp, the code points those of
+the `unicode-math` package, except where formulas and running text write one sign with two code points: then it is the
+one of running text (`\\ast` is `*`, `\\mid` is `|`, `\\cdot` is `·`), and `SAME_SIGN` folds the other one into it. The
+remaining tables name the commands that carry layout only.
 """
 
 
@@ -87,10 +87,9 @@ _OPERATORS = """
 × times texttimes
 ÷ div textdiv
 · cdot centerdot textperiodcentered cdotp
-∗ ast
+* ast
 ⋆ star
 ∘ circ
-∙ bullet
 ⊕ oplus
 ⊖ ominus
 ⊗ otimes
@@ -114,8 +113,10 @@ _OPERATORS = """
 † dagger dag textdagger
 ‡ ddagger ddag textdaggerdbl
 ⋄ diamond
-△ bigtriangleup triangle vartriangle
-▽ bigtriangledown triangledown
+△ bigtriangleup triangle
+▵ vartriangle
+▽ bigtriangledown
+▿ triangledown
 ◁ triangleleft
 ▷ triangleright
 ⋉ ltimes
@@ -237,10 +238,10 @@ _RELATIONS = """
 ⊪ Vvdash
 ⊬ nvdash
 ⊭ nvDash
-⟂ perp
+⊥ perp
 ∥ parallel
 ∦ nparallel
-∣ mid shortmid
+| mid shortmid
 ∤ nmid
 ⌢ frown smallfrown
 ⌣ smile smallsmile
@@ -251,8 +252,21 @@ _RELATIONS = """
 ⊴ trianglelefteq unlhd
 ⊵ trianglerighteq unrhd
 ∵ because
+: colon
 ∴ therefore
 ∽ backsim
+≏ bumpeq
+≎ Bumpeq
+≗ circeq
+≖ eqcirc
+⋖ lessdot
+⋗ gtrdot
+⋦ lnsim
+⋧ gnsim
+⋪ ntriangleleft
+⋫ ntriangleright
+⋬ ntrianglelefteq
+⋭ ntrianglerighteq
 """
 
 _ARROWS = """
@@ -298,7 +312,7 @@ _ARROWS = """
 ⇉ rightrightarrows
 ⇈ upuparrows
 ⇊ downdownarrows
-↝ leadsto rightsquigarrow
+⇝ leadsto rightsquigarrow
 ↭ leftrightsquigarrow
 ↠ twoheadrightarrow
 ↞ twoheadleftarrow
@@ -319,6 +333,8 @@ _ARROWS = """
 ↰ Lsh
 ↱ Rsh
 ⊸ multimap
+↫ looparrowleft
+↬ looparrowright
 """
 
 _DELIMITERS = """
@@ -349,8 +365,7 @@ _DELIMITERS = """
 
 _LETTERLIKE = """
 ∞ infty
-∅ emptyset
-⌀ varnothing
+∅ emptyset varnothing
 ∀ forall
 ∃ exists
 ∄ nexists
@@ -401,7 +416,7 @@ _LETTERLIKE = """
 © copyright textcopyright
 ™ texttrademark
 ° degree textdegree
-℃ celsius textcelsius
+°C celsius textcelsius
 ¥ yen textyen
 £ pounds textsterling
 € euro texteuro
@@ -416,7 +431,7 @@ _LETTERLIKE = """
 ⋮ vdots
 ⋱ ddots
 ⋰ iddots adots
-• textbullet
+• bullet textbullet
 – textendash
 — textemdash
 ~ textasciitilde
@@ -440,6 +455,21 @@ $ textdollar
 ' textquotesingle textquoteleft textquoteright
 " textquotedbl textquotedblleft textquotedblright
 = textequals
+« guillemotleft guillemetleft
+» guillemotright guillemetright
+‹ guilsinglleft
+› guilsinglright
+¡ textexclamdown
+¿ textquestiondown
+½ textonehalf
+¼ textonequarter
+¾ textthreequarters
+¹ textonesuperior
+² texttwosuperior
+³ textthreesuperior
+ª textordfeminine
+º textordmasculine
+※ textreferencemark
 """
 
 _FUNCTION_NAMES = """
@@ -456,6 +486,19 @@ SYMBOLS: dict[str, str] = {
     **_pairs(_LETTERLIKE),
     **{name: name for name in _FUNCTION_NAMES.split()},
     "bmod": "mod",
+}
+
+# One sign under two code points.
+SAME_SIGN: dict[str, str] = {
+    "⋅": "·",  # dot operator
+    "∗": "*",  # asterisk operator
+    "∣": "|",  # divides
+    "∙": "•",  # bullet operator
+    "⟂": "⊥",  # perpendicular
+    "∆": "Δ",  # increment
+    "µ": "μ",  # micro sign
+    "℃": "°C",
+    "℉": "°F",
 }
 
 # Other spellings of a command that is kept.

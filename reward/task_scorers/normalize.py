@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass
 
 from reward.task_scorers.latex import PARAGRAPH, flatten_latex, math_spans
+from reward.task_scorers.latex_symbols import SAME_SIGN
 from reward.task_scorers.markup import decode_entities, drop_invisible_markup, drop_wrapper_tags, split_at_tables
 from reward.task_scorers.table_tree import Table, read_html
 from reward.task_scorers.text_metrics import nfc
@@ -25,8 +26,7 @@ _CHARACTERS = {
     # Full-width ASCII variants, then what has no ASCII twin at a fixed distance.
     **{0xFF01 + i: 0x21 + i for i in range(94)},
     **str.maketrans("【】“”„‟‘’‚‛", "[]\"\"\"\"''''"),
-    # One symbol under two code points: the micro sign and mu, the dot operator and the middle dot.
-    **str.maketrans("µ⋅", "μ·"),
+    **str.maketrans(SAME_SIGN),
     # Invisible: zero-width space, word joiner, byte order mark, soft hyphen; and our own separator, so that no
     # text can forge it.
     **dict.fromkeys((0x200B, 0x2060, 0xFEFF, 0xAD, ord(PARAGRAPH)), None),
@@ -53,7 +53,8 @@ def normalize_document(text: str) -> NormalizedDocument:
     """
     parts: list[str] = []
     tables: list[Table] = []
-    for is_table, part in split_at_tables(drop_invisible_markup(text)):
+    cells = _CellTexts()
+    for is_table, part in split_at_tables(drop_invisible_markup(text.strip())):
         if not is_table:
             parts.append(normalize_text(decode_entities(drop_wrapper_tags(part))))
             continue
@@ -61,7 +62,7 @@ def normalize_document(text: str) -> NormalizedDocument:
             if isinstance(piece, str):
                 parts.append(normalize_text(piece))
             else:
-                table = piece.map_texts(normalize_cell)
+                table = piece.map_texts(cells.__getitem__)
                 tables.append(table)
                 parts.append(table.to_html())
     joined = _PARAGRAPH_RUN.sub(PARAGRAPH, "".join(parts))
@@ -81,6 +82,14 @@ def normalize_cell(text: str) -> str:
     if text.isascii() and text.isalnum():
         return text
     return nfc(flatten_latex(_characters(text)))
+
+
+class _CellTexts(dict[str, str]):
+    """Normalised cell texts of one document; most tables repeat some."""
+
+    def __missing__(self, text: str) -> str:
+        self[text] = normalize_cell(text)
+        return self[text]
 
 
 def _characters(text: str) -> str:

@@ -7,7 +7,8 @@ With both sides normalised (`normalize.py`) the score is
 
 where text = 1 − Levenshtein distance / longer length over the whole document, tables included, set to 0 below 0.5 and
 to 1 above 0.99. Tables are paired one to one so that the sum of TEDS and TEDS-S (`teds.py`) is largest. Another number
-of tables than the reference's, a pair with TEDS < 0.4 or with TEDS-S < 0.5: score 0.
+of tables than the reference's, a pair with TEDS < 0.4 or with TEDS-S < 0.5: score 0. In texts longer than
+`MAX_PLAIN_LENGTH` once normalised, a tag of a table counts as one character.
 
 Before all that: a reference that is empty, or that the normaliser empties, cannot be scored; a response identical to
 the reference scores 1; a response that ends in ten or more copies of one unit and is more than twice as long as the
@@ -15,6 +16,8 @@ reference scores 0.
 """
 
 import json
+import re
+import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
@@ -28,6 +31,11 @@ TEXT_CEILING = 0.99
 TEDS_FLOOR = 0.4
 STRUCTURE_FLOOR = 0.5
 SCORE_FLOOR = 0.5
+# Writing out the closing tags that an answer of 64,000 characters left out can more than double it, and the edit
+# distance takes quadratic time.
+MAX_PLAIN_LENGTH = 80_000
+
+_TABLE_TAG = re.compile(r"</?(?:table|tr|td)(?: [a-z]{7}=\"[0-9]{1,4}\"){0,2}>")
 
 _EMPTY = NormalizedDocument("", ())
 
@@ -102,7 +110,7 @@ def parsing_details(response: str, ref_answer: str) -> ParsingDetails:
         pairs = tuple(TablePair(i, i, 1.0, 1.0) for i in range(len(reference.tables)))
         return ParsingDetails(1.0, "scored", "identical", reference, reference, 1.0, pairs)
     normalized = normalize_document(response)
-    similarity = 1.0 - normalized_distance(normalized.text, reference.text)
+    similarity = _text_similarity(normalized.text, reference.text)
     pairs = ()
     if len(response) > 2 * len(ref_answer) and (ends_in_repetition(response) or ends_in_repetition(response_trimmed)):
         score, reason = 0.0, "repetition"
@@ -116,6 +124,18 @@ def parsing_details(response: str, ref_answer: str) -> ParsingDetails:
             pairs = _pair_tables(normalized, reference)
             score, reason = _score_with_tables(text, pairs)
     return ParsingDetails(score, "scored", reason, normalized, reference, similarity, pairs)
+
+
+def _text_similarity(first: str, second: str) -> float:
+    """1 − Levenshtein distance / longer length; in texts beyond `MAX_PLAIN_LENGTH` a table's tag counts as one."""
+    if max(len(first), len(second)) > MAX_PLAIN_LENGTH:
+        first, second = _TABLE_TAG.sub(_tag_symbol, first), _TABLE_TAG.sub(_tag_symbol, second)
+    return 1.0 - normalized_distance(first, second)
+
+
+def _tag_symbol(tag: re.Match[str]) -> str:
+    # Plane 16 is private use: tags differ among themselves and from any text.
+    return chr(0x100000 + zlib.crc32(tag[0].encode()) % 0xFFFE)
 
 
 def _score_with_tables(text: float, pairs: tuple[TablePair, ...]) -> tuple[float, str]:

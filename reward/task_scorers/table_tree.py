@@ -8,7 +8,6 @@ broken or cut off: unclosed cells, missing rows, text between rows (which moves 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 from reward.task_scorers.markup import ATTRIBUTES
 
@@ -50,7 +49,6 @@ class Table:
 
     def map_texts(self, function: Callable[[str], str]) -> "Table":
         """Return the table with `function` applied to the text of each cell and to the caption."""
-        function = cache(function)
         rows = tuple(tuple(Cell(function(cell.text), cell.colspan, cell.rowspan) for cell in row) for row in self.rows)
         return Table(rows, function(self.caption))
 

@@ -23,7 +23,7 @@ from rapidfuzz.process import cdist
 from reward.task_scorers.table_tree import MAX_SPAN, Cell, Table, read_tables
 from reward.task_scorers.tree_edit import FlatTables, table_edit_distances
 
-MAX_EXACT_NODE_PAIRS = 12_000_000
+MAX_EXACT_NODE_PAIRS = 8_000_000
 MAX_PAIRED_TABLES = 128
 
 
