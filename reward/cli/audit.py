@@ -28,7 +28,7 @@ from reward.cli.progress import Progress
 from reward.cli.records import BadLine, count_rows, read_references
 from reward.cli.summary import text_table
 from reward.ocr_scorer import OCRScorer, needs_judge
-from reward.ocr_utils import TaskType, canonical_tasks, classify_task, matching_tasks
+from reward.ocr_utils import TaskType, canonical_tasks, classify_task, extract_answer, matching_tasks
 
 _CHUNK_ROWS = 64
 _SHOWN_CHARS = 80
@@ -149,7 +149,7 @@ def _judge_problem(task: str, fields: dict[str, Any]) -> tuple[str, str] | None:
 
 def _given(fields: dict[str, Any], name: str) -> bool:
     value = fields.get(name)
-    return bool(value.strip()) if isinstance(value, str) else value is not None
+    return bool(extract_answer(value).strip()) if isinstance(value, str) else value is not None
 
 
 def _audit_chunk(chunk: list[tuple[int, dict[str, Any] | BadLine]]) -> list[tuple[str, list[Finding]]]:
