@@ -30,6 +30,9 @@ MAX_LINKS = 1_000_000
 SMALL_ASSIGNMENT_WORK = 1_000_000
 """Below it the assignment is solved without looking for groups."""
 
+CUTOFF_MARGIN = 0.01
+"""rapidfuzz reports 0 for some pairs that lie right on its cutoff; the floor is applied to what it reports above one."""
+
 _EPSILON = 1e-12  # Ratios of texts of up to 10^5 characters differ from a floor by more, or not at all.
 
 Item = TypeVar("Item")
@@ -66,7 +69,7 @@ def ratio_matrix(first: Sequence[str], second: Sequence[str], cutoff: float = 0.
 
 
 TEXT = Measure[str](
-    matrix=lambda first, second: ratio_matrix(first, second, float(HIGH.floor) - 1e-9),
+    matrix=lambda first, second: ratio_matrix(first, second, float(HIGH.floor) - CUTOFF_MARGIN),
     exact=text_ratio,
     work=lambda first, second: (
         len(first) * len(second) + sum(map(len, first)) * sum(map(len, second)) // CHARS_PER_WORK
