@@ -22,6 +22,7 @@ from pathlib import Path
 from utils.ckpt import hf_folder, shards
 
 DTYPES = ("checkpoint", "bfloat16", "float16", "float32")
+MODES = ("inplace", "new")
 SAFETENSORS_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -112,6 +113,8 @@ def merge_step(actor: Path, target: Path, dtype: str, base_model: Path | None) -
             add_support_files(base_model, model)
         for path in sorted(weights.iterdir()):
             if is_weight_file(path.name):
+                # transformers leaves mode 600: others could not serve the model.
+                path.chmod((source / "config.json").stat().st_mode)
                 os.replace(path, model / path.name)
         if problems := hf_folder.folder_problems(model, base_model):
             raise hf_folder.FolderError("; ".join(problems))
@@ -220,7 +223,7 @@ def build_parser() -> argparse.ArgumentParser:
     where = parser.add_argument_group("where to")
     where.add_argument(
         "--target-dir-mode",
-        choices=("inplace", "new"),
+        choices=MODES,
         default=env("TARGET_DIR_MODE") or "inplace",
         help="TARGET_DIR_MODE: inplace = global_step_N/actor/huggingface (default), new = TARGET_ROOT/global_step_N",
     )
@@ -254,6 +257,11 @@ def main(argv: list[str] | None = None) -> int:
 
     parser = build_parser()
     args = parser.parse_args(argv)
+    # argparse does not check defaults, and these come from the environment.
+    if args.dtype not in DTYPES:
+        parser.error(f"DTYPE={args.dtype}: use {', '.join(DTYPES)}")
+    if args.target_dir_mode not in MODES:
+        parser.error(f"TARGET_DIR_MODE={args.target_dir_mode}: use {' or '.join(MODES)}")
     if args.steps is None:
         parser.error('STEPS is not set: a number, several ("25 50"), or all')
     if not args.ckpt_root.is_dir():

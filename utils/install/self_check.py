@@ -13,6 +13,7 @@ import argparse
 import importlib
 import importlib.metadata
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -104,6 +105,9 @@ def check_fork(folder: Path) -> str | None:
 
 def check_imports(kind: str) -> list[dict]:
     """Imports each module of IMPORTS for ``kind``; {"name", "module", "version", "seconds", "error"} each."""
+    # Only what fails is news here; the libraries' own start-up messages are not.
+    for variable in ("VLLM_LOGGING_LEVEL", "VERL_LOGGING_LEVEL"):
+        os.environ.setdefault(variable, "ERROR")
     rows = []
     for name, module, kinds in IMPORTS:
         if kind not in kinds:
