@@ -117,7 +117,7 @@ class _Pass:
         # or the name of an alphabet.
         self.groups: list[tuple[int, int, str]] = []
         self.environments = 0
-        # What opened the formula we are in: "$", "$$", "(" or "[", "" outside. Decides on ~ and \\\\ only.
+        # What opened the formula we are in: "$", "$$", "(" or "[", "" outside. Decides on ~ and \\ only.
         self.formula = ""
         self.next_group = "plain"
         self.negate = False
