@@ -28,7 +28,7 @@ from reward.utils.judge_types import SCORED, UNAVAILABLE, UNPARSED, JudgeOutcome
 from reward.utils.prompt import JUDGE_PROMPTS, build_messages
 from reward.utils.routes import RoutesFile, ServerSpec
 from reward.utils.server import Lease, Server, ServerPool
-from reward.utils.verdicts import VERDICT_PARSERS, parse_reply
+from reward.utils.verdicts import VERDICT_PARSERS, Verdict, parse_reply
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class JudgeClient:
             return trace.outcome(decision, latency_s=latency_s)
         return trace.outcome(decision, latency_s=latency_s, reward=verdict.reward, verdict=verdict.value)
 
-    async def _ask_until_understood(self, request: JudgeRequest, trace: JudgeTrace):
+    async def _ask_until_understood(self, request: JudgeRequest, trace: JudgeTrace) -> tuple[str, Verdict | None]:
         """(decision, verdict or None). Goes on over server failures until the deadline around it ends it."""
         config = self._config
         tries: Counter[str] = Counter()
@@ -164,7 +164,7 @@ class JudgeClient:
                     return UNPARSED, None
             elif kind == CONTEXT_LENGTH and cap > _SHORTEST_FIELD_CHARS:
                 # An answer of rare characters may need several tokens each; dropping it would reward writing such.
-                longest = max(len(request.response), len(request.reference), len(request.source_lang_text))
+                longest = max(len(value) for value in _texts(request))
                 cap = max(_SHORTEST_FIELD_CHARS, min(cap, longest) // 2)
                 last_server = ""
             elif kind in (BAD_REQUEST, CONTEXT_LENGTH):
@@ -372,16 +372,13 @@ def _read_completion(completion: Any) -> tuple[str, bool]:
     return content or "", getattr(choices[0], "finish_reason", None) == "length"
 
 
+def _texts(request: JudgeRequest) -> tuple[str, ...]:
+    return request.response, request.reference, request.question, request.source_lang_text, request.target_lang
+
+
 def _key(request: JudgeRequest) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
-    for value in (
-        request.task,
-        request.response,
-        request.reference,
-        request.question,
-        request.source_lang_text,
-        request.target_lang,
-    ):
+    for value in (request.task, *_texts(request)):
         data = value.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "big"))
         digest.update(data)

