@@ -10,7 +10,7 @@ from typing import Any
 
 from data.images import ImageInfo, ImageInspector, resolve_path
 from data.readers import Line
-from data.records import Record, RecordReader
+from data.records import Record, RecordReader, SpelledFloat
 from data.rejects import Problem, Rejected
 from data.schema import build_row
 from data.token_counts import TokenCounter, import_image_tokens
@@ -208,7 +208,7 @@ def parse_line(raw: bytes) -> dict[str, Any]:
         hint = "the file looks like UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in raw[:4] else str(error)
         raise Rejected("invalid_utf8", "", f"{hint}; save it as UTF-8") from error
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=SpelledFloat)
     except RecursionError as error:
         raise Rejected("invalid_json", "", "nested too deeply") from error
     except ValueError as error:

@@ -165,7 +165,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         options = options_from(args)
     except (UsageError, InputError) as error:
@@ -297,4 +296,6 @@ def _ratio(text: str) -> float:
 
 
 if __name__ == "__main__":
+    # So that temporary files go when the run is ended politely, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -21,6 +21,17 @@ _IMAGE_FIELDS = ("images", "image", "img_path")
 _FROM_USER, _FROM_MODEL = ("human", "user"), ("gpt", "assistant")
 
 
+class SpelledFloat(float):
+    """A number that knows how it was written: a reference of 12.50 must not become 12.5."""
+
+    spelling: str
+
+    def __new__(cls, spelling: str) -> "SpelledFloat":
+        number = super().__new__(cls, spelling)
+        number.spelling = spelling
+        return number
+
+
 @dataclass
 class Record:
     """One sample. `images` are named as in the input; `task` is the canonical name that `task_type` hits."""
@@ -271,7 +282,16 @@ def _reference(fields: _Fields) -> str:
     value = fields.get("ref_answer")
     if value is None:
         raise Rejected("missing_reference", fields.name("ref_answer"), "no reference answer to score against")
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else _json_text(value)
+
+
+def _json_text(value: Any) -> str:
+    """JSON of an answer that is no text, with every number spelled as in the input."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_json_text(key)}: {_json_text(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_json_text, value)) + "]"
+    return value.spelling if isinstance(value, SpelledFloat) else json.dumps(value, ensure_ascii=False)
 
 
 def _text(fields: _Fields, name: str, required: str = "") -> str:

@@ -29,7 +29,10 @@ class TokenCounter:
         from transformers import AutoTokenizer
 
         self.rule = import_image_tokens().ImageTokenRule.from_pretrained(model)
-        self._tokenizer = AutoTokenizer.from_pretrained(model)
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(model)
+        except (ValueError, KeyError) as error:
+            raise OSError(f"{model}: no usable tokenizer ({error})") from error
         if not self._tokenizer.chat_template:
             raise OSError(f"{model}: the tokenizer has no chat template")
 

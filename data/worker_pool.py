@@ -2,17 +2,19 @@
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from functools import cache
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 
-_function: Callable[[Any], Any] | None = None
+_make: Callable[[], Callable[[Any], Any]] | None = None
 
 
 def map_ordered(
@@ -49,9 +51,11 @@ def map_ordered(
 
 
 def _start(make: Callable[[Any], Callable[[Any], Any]], options: Any) -> None:
-    global _function
+    global _make
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _function = make(options)
+    # Made with the first batch: a fault then reaches the caller as it is, here it would only break the pool.
+    _make = cache(lambda: make(options))
 
 
 def _end_with_parent() -> None:
@@ -62,5 +66,5 @@ def _end_with_parent() -> None:
 
 
 def _run(batch: Any) -> Any:
-    assert _function is not None
-    return _function(batch)
+    assert _make is not None
+    return _make()(batch)

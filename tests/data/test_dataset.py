@@ -215,7 +215,8 @@ def test_the_key_knows_processor_tokenizer_and_files(parquet, processor, tmp_pat
 
     base = make(parquet, processor)
     keys = {key()}
-    assert keys == {key()}
+    processor.tokenizer(["a", "b c"], padding=True, truncation=True, max_length=7)
+    assert keys == {key()}, "how the tokenizer was called before does not matter"
     with monkeypatch.context() as patch:
         patch.setattr(processor.image_processor, "size", {"shortest_edge": 1024, "longest_edge": 128 * 128})
         keys.add(key())

@@ -125,6 +125,14 @@ def test_an_answer_that_is_no_text_becomes_json(page, answer):
     assert row["reward_model"]["ground_truth"] == json.dumps(answer, ensure_ascii=False)
 
 
+def test_numbers_of_a_reference_keep_their_spelling(page):
+    answer = '{"总额": 12.50, "n": [1e3, -0.0, 7], "big": 1e999}'
+    source = write(page, record(ref_answer="ANSWER"))
+    source.write_text(source.read_text().replace('"ANSWER"', answer))
+    assert run(page, source) == 0
+    assert rows(page)[0]["reward_model"]["ground_truth"] == answer
+
+
 def test_data_source_defaults_to_the_task_type_as_written(page):
     assert only_row(page, record(task_type="rule_based_parsing"))["data_source"] == "rule_based_parsing"
     row = only_row(page, record(), extra=["--data-source", "mine"])
@@ -525,6 +533,17 @@ def test_no_usable_row_is_a_failure(page):
     assert run(page, write(page), extra=["--on-error", "skip"]) == 1
     assert not (page / "out.parquet").exists()
     assert json.loads((page / "out.parquet.report.json").read_text())["failure"]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_model_folder_without_a_tokenizer_is_said_to_be_one(page, capsys, workers):
+    (page / "model").mkdir()
+    extra = ["--model", str(page / "model"), "--workers", workers]
+    assert run(page, write(page, record()), extra=extra) == 1
+    assert "preprocessor_config.json" in capsys.readouterr().err
+    (page / "model/preprocessor_config.json").write_text("{}")
+    assert run(page, write(page, record()), extra=extra) == 1
+    assert "tokenizer" in capsys.readouterr().err
 
 
 def test_it_runs_as_a_script_from_anywhere(page):

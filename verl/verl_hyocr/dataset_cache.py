@@ -45,7 +45,10 @@ def file_state(path: str) -> dict[str, Any]:
 def tokenizer_state(tokenizer: Any) -> str:
     """Digest of what a tokenizer's files made of it: vocabulary, merges, added tokens, chat template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    core = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    core = json.loads(backend.to_str()) if backend is not None else tokenizer.get_vocab()
+    if backend is not None:
+        # Left behind by the last call, whatever it asked for.
+        core = {name: value for name, value in core.items() if name not in ("truncation", "padding")}
     return _sha(core, getattr(tokenizer, "chat_template", None), getattr(tokenizer, "special_tokens_map", None))
 
 
