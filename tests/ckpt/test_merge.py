@@ -220,3 +220,22 @@ def test_steps_are_found_in_numeric_order(tmp_path):
     (tmp_path / "global_step_7").touch()
     assert shards.find_steps(tmp_path) == [25, 100]
     assert tool.parse_steps("25, 50 25", tmp_path) == [25, 50]
+
+
+def test_shards_of_gpu_ranks_load_without_a_gpu(tmp_path):
+    """Checkpoints of GPU ranks name a cuda mesh; merging runs where no GPU is visible. Uneven shards included."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    mesh = DeviceMesh("cuda", torch.arange(2), mesh_dim_names=("fsdp",), _init_backend=False, _rank=0)
+    whole = torch.arange(10.0).view(5, 2)
+    meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
+    for rank, part in enumerate((whole[:3], whole[3:])):
+        weight = DTensor(part.clone(), DTensorSpec(mesh, (Shard(0),), tensor_meta=meta), requires_grad=False)
+        torch.save({"weight": weight, "buffer": torch.ones(2)}, shards.shard_path(tmp_path, 2, rank))
+    (tmp_path / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 2}')
+    merged = shards.merge_shards(tmp_path)
+    assert torch.equal(merged["weight"], whole) and torch.equal(merged["buffer"], torch.ones(2))
+    assert list(merged) == ["weight", "buffer"] and type(merged["weight"]) is torch.Tensor
+    assert shards.merge_shards(tmp_path, torch.bfloat16)["weight"].dtype == torch.bfloat16
