@@ -155,7 +155,9 @@ def main(argv: list[str] | None = None) -> int:
         if args.html:
             _write(args.html, html_page(args.data, counts, samples, args.thumbnail))
         else:
-            print(terminal_text(counts, samples, args.width))
+            print(terminal_text(counts, samples, args.width), flush=True)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ViewError, OSError, pa.ArrowException) as error:
         print(f"view_data.py: {error}", file=sys.stderr)
         return 1

@@ -77,9 +77,12 @@ class ParquetSink:
 
     def discard(self) -> None:
         """Remove what was written; does nothing once the finished file has appeared."""
-        if not self._file.handle.closed:
+        if self._file.handle.closed:
+            return
+        try:
             self._writer.close()
-        self._file.discard()
+        finally:
+            self._file.discard()
 
     def _flush(self) -> None:
         if self._rows:
