@@ -160,3 +160,19 @@ def test_the_report_counts_what_the_files_hold(generated, prepared):
     tasks = report["stats"]["tasks"]
     assert set(tasks) == set(TASKS)
     assert sum(task["rows_train"] for task in tasks.values()) == report["rows"]["train"]
+
+
+def test_training_loads_the_rows_of_every_task(prepared, processor):
+    from omegaconf import OmegaConf
+    from verl.utils.dataset.rl_dataset import collate_fn
+    from verl_hyocr.dataset import HyocrDataset, images_of
+
+    config = OmegaConf.create({"max_prompt_length": 2000, "filter_overlong_prompts_workers": 1})
+    dataset = HyocrDataset([str(prepared / "v.parquet")], processor.tokenizer, config, processor)
+    assert len(dataset) == len(rows(prepared, "v"))
+    batch = collate_fn([dataset[number] for number in range(len(dataset))])
+    assert {info["task_type"] for info in batch["extra_info"]} == set(TASKS)
+    for messages, info in zip(batch["raw_prompt"][:20], batch["extra_info"][:20]):
+        text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert len(images_of(messages)) == len(info["img_path"])
+        assert processor(text=[text], images=images_of(messages))["image_grid_thw"].shape == (len(info["img_path"]), 3)
