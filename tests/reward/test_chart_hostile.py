@@ -10,7 +10,7 @@ import random
 import pytest
 
 from reward.task_scorers.chart_deplot import chart_details, process_chart_deplot_task
-from reward.task_scorers.chart_deplot.html_grid import MAX_GRID_CELLS, read_html_table
+from reward.task_scorers.chart_deplot.html_grid import MAX_GRID_CELLS, read_html_tables
 from reward.task_scorers.chart_deplot.mdlist import MAX_PATH_CHARS, list_paths, read_items
 from reward.task_scorers.chart_deplot.mermaid import MAX_EDGES, MAX_LABEL_CHARS, read_flowchart
 
@@ -122,8 +122,10 @@ def test_spans_do_not_blow_up_the_grid():
         "<table>" + "<tr><td colspan=99999>x</tr>" * 2_000,
         "<table><tr>" + "<td rowspan=1000 colspan=1000>x" * 2_000 + "<tr>" * 2_000,
     ):
-        table = read_html_table(html)
+        (table,) = read_html_tables([html])
         assert sum(map(len, table.rows)) <= 4 * MAX_GRID_CELLS
+    many = [f"<table><tr><td rowspan=1000 colspan=1000>{i}" + "<tr>" * 45 for i in range(250)]
+    assert sum(len(row) for table in read_html_tables(many) for row in table.rows) <= 4 * MAX_GRID_CELLS
 
 
 def test_groups_of_nodes_do_not_blow_up_the_edges():

@@ -98,7 +98,26 @@ def test_texts_with_brackets_quotes_and_entities(text, label):
 
 @pytest.mark.parametrize(
     "link",
-    "--> --- ---- ----> -.-> -.- -..-> ==> === ====> --o --x <--> o--o x--x ~~~ <==> <-.->".split(" "),
+    [
+        "-->",
+        "---",
+        "----",
+        "---->",
+        "-.->",
+        "-.-",
+        "-..->",
+        "==>",
+        "===",
+        "====>",
+        "--o",
+        "--x",
+        "<-->",
+        "o--o",
+        "x--x",
+        "~~~",
+        "<==>",
+        "<-.->",
+    ],
 )
 def test_links_of_every_style(link):
     assert edges(f"A {link} B") == [("a", "b", "")]

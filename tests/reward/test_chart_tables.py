@@ -9,8 +9,9 @@ import pytest
 from reward.task_scorers.chart_deplot import process_chart_deplot_task
 from reward.task_scorers.chart_deplot.agree import match_triples
 from reward.task_scorers.chart_deplot.align import common_affixes
-from reward.task_scorers.chart_deplot.html_grid import read_html_table
+from reward.task_scorers.chart_deplot.html_grid import read_html_tables
 from reward.task_scorers.chart_deplot.kinds import read_chart
+from reward.task_scorers.chart_deplot.tables import Table
 from reward.task_scorers.chart_deplot.triples import make_triples, read_cells
 
 TABLE = "| | 2019 | 2020 |\n|---|---|---|\n| A | 10 | 20 |\n| B | 30 | 40 |"
@@ -28,6 +29,11 @@ def triples(text: str) -> set[tuple[str, str, str]]:
     chart = read_chart(text)
     assert chart.kind == "table"
     return {(*sorted(triple[:2]), str(triple.value)) for triple in make_triples(read_cells(chart.tables))}
+
+
+def read_html(html: str) -> Table:
+    (table,) = read_html_tables([html])
+    return table
 
 
 EXPECTED = {("2019", "a", "10"), ("2020", "a", "20"), ("2019", "b", "30"), ("2020", "b", "40")}
@@ -83,7 +89,7 @@ def test_html_spans_are_expanded_by_copying():
         "<table><tr><td rowspan=2></td><td colspan=2>2019</td></tr><tr><td>h1</td><td>h2</td></tr>"
         '<tr><td>A</td><td rowspan="2">1</td><td>2</td></tr><tr><td>B</td><td>3</td></tr></table>'
     )
-    table = read_html_table(html)
+    table = read_html(html)
     assert table.header == ("", "2019", "2019")
     assert table.rows == (("", "h1", "h2"), ("A", "1", "2"), ("B", "1", "3"))
 
@@ -92,17 +98,17 @@ def test_html_spans_are_expanded_by_copying():
     ("span", "width"), [("2", 2), ("2px", 2), (" 3", 3), ("", 1), ("x", 1), ("0", 1), ("-2", 1), ("9" * 5000, 1000)]
 )
 def test_html_spans_follow_the_integer_rules_of_html_and_are_capped(span, width):
-    table = read_html_table(f'<table><tr><td>h<td>k</tr><tr><td>a</td><td colspan="{span}">1</td></tr></table>')
+    table = read_html(f'<table><tr><td>h<td>k</tr><tr><td>a</td><td colspan="{span}">1</td></tr></table>')
     assert len(table.rows[0]) == 1 + width
 
 
 def test_a_row_span_ends_with_its_table():
-    assert len(read_html_table("<table><tr><td>h<td>k<tr><td rowspan=900>a<td>1</table>").rows) == 1
+    assert len(read_html("<table><tr><td>h<td>k<tr><td rowspan=900>a<td>1</table>").rows) == 1
 
 
 def test_a_nested_table_is_text_of_its_cell():
     html = "<table><tr><td>h<td>k<tr><td>a<td><table><tr><td>x<td>y</table></table>"
-    assert read_html_table(html).rows == (("a", "x y"),)
+    assert read_html(html).rows == (("a", "x y"),)
 
 
 def test_headers_are_unordered():
@@ -187,6 +193,18 @@ def test_an_extra_named_leading_column_is_ignored_when_the_other_headers_are_equ
     response = "| Region | City | Sales | Cost |\n|---|---|---|---|\n| N | Oslo | 1 | 2 |\n| S | Rome | 3 | 4 |"
     assert similarity(response, reference, "strict") == 1
     assert similarity(response.replace("Cost", "Loss"), reference) < 1
+
+
+def test_a_header_row_that_named_the_extra_column_only_is_no_header():
+    response = "| No. | name | | |\n|---|---|---|---|\n| 1 | A | 10 | 20 |\n| 2 | B | 30 | 40 |"
+    assert similarity(response, "| | | |\n|---|---|---|\n| A | 10 | 20 |\n| B | 30 | 40 |", "strict") == 1
+    assert similarity(response, TABLE, "strict") == 1
+
+
+def test_notes_stay_short():
+    prefix = "x" * 5_000 + "_"
+    reference = f"| | {prefix}a | {prefix}b |\n|---|---|---|\n| r | 1 | 2 |"
+    assert len(process_chart_deplot_task("| | a | b |\n|---|---|---|\n| r | 1 | 2 |", reference)["analysis"]) < 600
 
 
 def test_a_leading_column_is_kept_when_the_widths_are_equal():

@@ -76,6 +76,8 @@ def _match_exactly(ours: list[Triple], theirs: list[Triple], numeric: bool) -> d
 def _maximum_matching(pred: np.ndarray, ref: np.ndarray, rows: int, columns: int) -> list[tuple[int, int]]:
     if not len(pred):
         return []
+    if np.bincount(pred).max() == 1 and np.bincount(ref).max() == 1:
+        return list(zip(pred.tolist(), ref.tolist()))
     graph = csr_matrix((np.ones(len(pred), dtype=np.uint8), (pred, ref)), shape=(rows, columns))
     partner = maximum_bipartite_matching(graph, perm_type="column")
     return [(int(i), int(partner[i])) for i in np.flatnonzero(partner >= 0)]

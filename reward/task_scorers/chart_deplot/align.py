@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from reward.task_scorers.chart_deplot.headers import normalize_header
-from reward.task_scorers.chart_deplot.tables import Table
+from reward.task_scorers.chart_deplot.headers import display_header, normalize_header
+from reward.task_scorers.chart_deplot.tables import Table, make_table
 from reward.task_scorers.chart_deplot.triples import Cell
 
 _SCATTERED = (("异常值", "outlier", "离群"), ("离散点", "scatter", "discrete", "离散值", "散点"))
@@ -50,7 +50,7 @@ def align_tables(response: Sequence[Table], reference: Sequence[Table]) -> Align
         notes.append("value headers ignored: both are two-column tables")
         predicted = [Table(None, table.rows) for table in predicted]
         expected = [Table(None, table.rows) for table in expected]
-    return Aligned(predicted, expected, notes)
+    return Aligned(predicted, expected, list(dict.fromkeys(notes)))
 
 
 def _has_extra_leading_column(table: Table, reference: Sequence[Table]) -> bool:
@@ -78,7 +78,7 @@ def _headers_equal_behind_first(table: Table, other: Table) -> bool:
 
 
 def _drop_leading_column(table: Table) -> Table:
-    return Table(table.header and table.header[1:], tuple(row[1:] for row in table.rows if len(row) > 1))
+    return make_table(table.header and table.header[1:], [row[1:] for row in table.rows])
 
 
 def _differ_in_value_header_only(response: Sequence[Table], reference: Sequence[Table]) -> bool:
@@ -143,7 +143,8 @@ def add_common_affixes(response: list[Cell], reference: list[Cell]) -> tuple[lis
             if hits > best:
                 best, found = hits, affixes[axis]
         if best:
-            notes.append(f"common affixes {found[0]!r} and {found[1]!r} of the reference added")
+            shown = [display_header(affix)[:40] for affix in found]
+            notes.append(f"prefix {shown[0]!r} and suffix {shown[1]!r} of the reference added")
         return lambda header: _complete(header, found) if header in lacking else header
 
     row = completion({cell.row for cell in response}, 0)

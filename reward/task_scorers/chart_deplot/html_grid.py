@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
@@ -10,7 +11,7 @@ from reward.task_scorers.chart_deplot.tables import Table, make_table
 
 MAX_SPAN = 1_000
 MAX_GRID_CELLS = 20_000
-"""Cells of one table. Past it a span reads as 1, and past twice that many cells rows are no longer read."""
+"""Cells of an answer's tables. Past it a span reads as 1, and past twice that many cells rows are no longer read."""
 
 _TABLE_TAG = re.compile(r"<(/?)table(?=[\s/>])", re.IGNORECASE)
 _SPAN = re.compile(r"[ \t\n\f\r]*\+?0*(\d+)", re.ASCII)
@@ -40,13 +41,17 @@ def cut_html_tables(text: str) -> tuple[list[str], str]:
     return spans, "\n".join(rest)
 
 
-def read_html_table(html: str) -> Table | None:
-    """Read the first table of ``html``; None when it has no cell. Captions and nested structure are not cells."""
-    table = LexborHTMLParser(html).css_first("table")
-    if table is None:
-        return None
-    grid = _expand(table)
-    return make_table(grid[0], grid[1:]) if grid else None
+def read_html_tables(spans: Iterable[str]) -> list[Table]:
+    """Read the table of each span; one without a cell is left out. Captions and nested tables are no rows."""
+    tables = []
+    filled = 0
+    for html in spans:
+        root = LexborHTMLParser(html).css_first("table")
+        grid = _expand(root, filled) if root is not None else []
+        filled += sum(map(len, grid))
+        if grid:
+            tables.append(make_table(grid[0], grid[1:]))
+    return tables
 
 
 class _Row:
@@ -79,11 +84,13 @@ class _Row:
             self._place(text, rows_left - 1)
 
 
-def _expand(table: LexborNode) -> list[list[str]]:
+def _expand(table: LexborNode, filled: int) -> list[list[str]]:
+    """Grid of a table, given the cells that earlier tables filled."""
     grid: list[list[str]] = []
     hanging: dict[int, tuple[int, str]] = {}
-    filled = 0
     for row_node in _rows(table):
+        if filled > 2 * MAX_GRID_CELLS:
+            break
         row = _Row(hanging)
         for cell in _children(row_node):
             if cell.tag not in ("td", "th"):
@@ -98,8 +105,6 @@ def _expand(table: LexborNode) -> list[list[str]]:
         if row.cells:
             grid.append(row.cells)
             filled += len(row.cells)
-            if filled > 2 * MAX_GRID_CELLS:
-                break
     return grid
 
 
@@ -116,14 +121,14 @@ def _span(attribute: str | None) -> int:
     return MAX_SPAN if len(digits) > 4 else min(max(int(digits), 1), MAX_SPAN)
 
 
-def _children(node: LexborNode):
+def _children(node: LexborNode) -> Iterator[LexborNode]:
     child = node.child
     while child is not None:
         yield child
         child = child.next
 
 
-def _rows(table: LexborNode):
+def _rows(table: LexborNode) -> Iterator[LexborNode]:
     for child in _children(table):
         if child.tag == "tr":
             yield child

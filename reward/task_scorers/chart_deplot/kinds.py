@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from reward.task_scorers.chart_deplot.html_grid import cut_html_tables, read_html_table
+from reward.task_scorers.chart_deplot.html_grid import cut_html_tables, read_html_tables
 from reward.task_scorers.chart_deplot.markdown_table import read_loose_tables, read_ruled_tables
 from reward.task_scorers.chart_deplot.mdlist import list_paths, read_items
 from reward.task_scorers.chart_deplot.mermaid import Flowchart, is_flowchart, read_flowchart
@@ -64,8 +64,7 @@ def is_usable(reference: Chart) -> bool:
 
 def _marked_tables(text: str) -> tuple[Table, ...]:
     spans, rest = cut_html_tables(text)
-    found = [table for span in spans if (table := read_html_table(span)) is not None]
-    return _distinct([*found, *read_ruled_tables(rest)])
+    return _distinct([*read_html_tables(spans), *read_ruled_tables(rest)])
 
 
 def _distinct(tables: list[Table]) -> tuple[Table, ...]:

@@ -163,7 +163,7 @@ def _join_multiline(text: str) -> str:
         if match.group() == '"' and not (_opens_quote(text, start) and _closes_quote(text, end)):
             position = start + 1
             continue
-        parts.append(text[done:start] + text[start:end].replace("\n", replacement).replace("\r", replacement))
+        parts.append(text[done:start] + text[start:end].replace("\n", replacement))
         done = position = end
         position += 1
     return "".join(parts) + text[done:]

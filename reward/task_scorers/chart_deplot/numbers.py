@@ -17,6 +17,9 @@ Value = Decimal | str
 MAX_EXPONENT_DIGITS = 8
 """A literal with a longer exponent is zero when the exponent is negative, else a text ("not finite")."""
 
+# Room for any text's digits; what would not fit is an error, never a rounded bound.
+_EXACT = Context(prec=10_000_000, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[InvalidOperation, Overflow, Inexact])
+
 _NUMBER = re.compile(r"[+-]?(\d+(?:\.\d*)?|\.\d+)(?:e([+-]?)(\d+))?", re.ASCII)
 _GROUPED = re.compile(r"(?<![\d.,])\d+(?:,\d{3})+(?!,?\d)", re.ASCII)
 _BLANK = re.compile(r"\s+")
@@ -31,10 +34,7 @@ def parse_value(cell: str) -> Value:
     >>> parse_value("1,234.5 %"), parse_value("−7"), parse_value("N/A"), parse_value("1,23")
     (Decimal('1234.5'), Decimal('-7'), 'n/a', '1,23')
     """
-    text = fold_width(cell).replace("\\%", "%").replace("\\$", "$").translate(_UNITS).lower()
-    text = _BLANK.sub("", text)
-    if "," in text:
-        text = _GROUPED.sub(lambda match: match.group().replace(",", ""), text)
+    text = cell if _NUMBER.fullmatch(cell) else _clean_value(cell)
     match = _NUMBER.fullmatch(text)
     if match is None:
         return text
@@ -46,13 +46,19 @@ def parse_value(cell: str) -> Value:
     return Decimal(text)
 
 
+def _clean_value(cell: str) -> str:
+    text = fold_width(cell).replace("\\%", "%").replace("\\$", "$").translate(_UNITS).lower()
+    text = _BLANK.sub("", text)
+    return _GROUPED.sub(lambda match: match.group().replace(",", ""), text) if "," in text else text
+
+
 def number_window(reference: Decimal, percent: int) -> tuple[Decimal, Decimal]:
     """The closed interval of numbers within ``percent`` of ``|reference|``; exact.
 
     >>> number_window(Decimal(-100), 5)
     (Decimal('-105.00'), Decimal('-95.00'))
     """
-    digits = len(reference.as_tuple().digits)
-    context = Context(prec=digits + 6, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[InvalidOperation, Overflow, Inexact])
-    slack = context.multiply(reference.copy_abs(), Decimal(percent).scaleb(-2))
-    return context.subtract(reference, slack), context.add(reference, slack)
+    if percent == 0:
+        return reference, reference
+    slack = _EXACT.multiply(reference.copy_abs(), Decimal(percent).scaleb(-2))
+    return _EXACT.subtract(reference, slack), _EXACT.add(reference, slack)

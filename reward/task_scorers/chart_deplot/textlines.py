@@ -29,4 +29,4 @@ def fold_width(text: str) -> str:
     >>> fold_width("（％）１２")
     '(%)12'
     """
-    return unicodedata.normalize("NFC", text.translate(_WIDTH))
+    return text if text.isascii() else unicodedata.normalize("NFC", text.translate(_WIDTH))
