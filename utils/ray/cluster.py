@@ -33,6 +33,7 @@ from utils.ray import gcs, host  # noqa: E402
 MAX_TEMP_DIR = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.1")
 POLL_S = 2.0
 START_TIMEOUT_S = 180.0
+RECORD_WAIT_S = 30.0
 
 
 class ClusterError(RuntimeError):
@@ -298,6 +299,22 @@ def reach_head(name: str, port: int, deadline: float) -> str:
         time.sleep(max(0.0, min(POLL_S, deadline - now)))
 
 
+def probe_started_head(address: str, deadline: float) -> dict:
+    """``gcs.probe_head``, once the head has come up completely: it listens some seconds before it publishes its record."""
+    patience = time.monotonic() + RECORD_WAIT_S
+    while True:
+        try:
+            probe = gcs.probe_head(address, timeout_s=max(15.0, deadline - time.monotonic()))
+        except gcs.HeadError as error:
+            raise ClusterError(f"{address}: {error}") from None
+        if probe["record"] is not None:
+            return probe
+        if time.monotonic() > patience:
+            say(f"the head {address} was not started by start_ray.sh: only Ray's and Python's versions are compared")
+            return probe
+        time.sleep(POLL_S)
+
+
 def wait_for_nodes(address: str, nnodes: int, deadline: float) -> None:
     """Returns when ``nnodes`` nodes are alive. Raises ClusterError naming the missing indices at the deadline."""
     while True:
@@ -390,10 +407,7 @@ def plan_node(args: argparse.Namespace, nnodes: int, index: int, run_dir: Path) 
     if head_ip.startswith("127.") or head_ip == "::1":
         raise UsageError(f"HEAD_IP={name} is a loopback address: give the head's address in the cluster's network")
     address = f"{head_ip}:{args.port}"
-    try:
-        probe = gcs.probe_head(address, timeout_s=max(15.0, deadline - time.monotonic()))
-    except gcs.HeadError as error:
-        raise ClusterError(f"{address}: {error}") from None
+    probe = probe_started_head(address, deadline)
     check_versions(probe, address, args.allow_version_mismatch)
     planned = (probe["record"] or {}).get("nnodes")
     if planned not in (None, nnodes):
@@ -415,41 +429,46 @@ def start(args: argparse.Namespace, extra: list[str]) -> int:
     node_state.ensure_run_dir(run_dir)
     path = node_state.state_path(run_dir, args.port)
     with port_lock(run_dir, args.port):
-        if path.exists():
-            state = node_state.read_state(path)
-            if node_state.is_alive(state):
-                wish = (nnodes, index, choose_gpus(args))
-                if wish == (state.NNODES, state.NODE_INDEX, state.NUM_GPUS):
-                    say(f"already running since {state.STARTED_AT}: {state.role}, {state.NUM_GPUS} GPU")
-                    return after_start(state, args, path)
+        state = running_node(args, nnodes, index, path)
+        if state is None:
+            if index == 0 and (owner := host.listener_on(args.port)):
                 raise ClusterError(
-                    f"port {args.port} already has a node of yours ({state.role} of {state.NNODES} nodes, "
-                    f"{state.NUM_GPUS} GPU, since {state.STARTED_AT}): stop it (stop_ray.sh --port {args.port}) "
-                    "or choose another RAY_PORT"
+                    f"port {args.port} is in use by {owner}, not started by this script: another cluster? "
+                    "Choose another RAY_PORT, or attach to it with RAY_ADDRESS"
                 )
-            say(f"the node recorded in {path} is gone; cleaning up")
-            node_state.stop_node(state)
-            path.unlink()
-        if index == 0 and (owner := host.listener_on(args.port)):
-            raise ClusterError(
-                f"port {args.port} is in use by {owner}, not started by this script: another cluster? "
-                "Choose another RAY_PORT, or attach to it with RAY_ADDRESS"
-            )
-        plan = plan_node(args, nnodes, index, run_dir)
-        environment = network_environment(nnodes, plan["node_ip"], plan["address"].rsplit(":", 1)[0])
-        command = ray_command(args, plan, extra)
-        if args.dry_run:
-            print(" ".join(command))
-            return 0
-        state = launch(args, plan, command, environment, path)
-    return after_start(state, args, path)
-
-
-def after_start(state, args: argparse.Namespace, path: Path) -> int:
-    if args.wait_for_nodes and state.NNODES > 1:
-        wait_for_nodes(state.RAY_ADDRESS, state.NNODES, time.monotonic() + args.wait_seconds)
+            plan = plan_node(args, nnodes, index, run_dir)
+            environment = network_environment(nnodes, plan["node_ip"], plan["address"].rsplit(":", 1)[0])
+            command = ray_command(args, plan, extra)
+            if args.dry_run:
+                print(" ".join(command))
+                return 0
+            state = launch(args, plan, command, environment, path)
+    if args.wait_for_nodes and nnodes > 1:
+        wait_for_nodes(state.RAY_ADDRESS, nnodes, time.monotonic() + args.wait_seconds)
     report(state, args)
     return block(state, path) if args.block else 0
+
+
+def running_node(args: argparse.Namespace, nnodes: int, index: int, path: Path):
+    """The node that runs already if it is the one asked for, else None. Raises ClusterError when it is another one."""
+    from utils.ray import node_state
+
+    if not path.exists():
+        return None
+    state = node_state.read_state(path)
+    if not node_state.is_alive(state):
+        say(f"the node recorded in {path} is gone; cleaning up")
+        node_state.stop_node(state)
+        path.unlink()
+        return None
+    wish = (nnodes, index, choose_gpus(args))
+    if wish != (state.NNODES, state.NODE_INDEX, state.NUM_GPUS):
+        raise ClusterError(
+            f"port {args.port} already has a node of yours ({state.role} of {state.NNODES} nodes, {state.NUM_GPUS} GPU, "
+            f"since {state.STARTED_AT}): stop it (stop_ray.sh --port {args.port}) or choose another RAY_PORT"
+        )
+    say(f"already running since {state.STARTED_AT}: {state.role}, {state.NUM_GPUS} GPU")
+    return state
 
 
 def launch(args: argparse.Namespace, plan: dict, command: list[str], environment: dict[str, str], path: Path):
