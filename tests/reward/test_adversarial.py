@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hostile_answers import NORMAL, SIZE, hostile_answers, pairings
+from benchmarks.hostile_answers import NORMAL, SIZE, hostile_answers
 from reward_ocr import compute_score
 from tests.reward.test_contract import assert_contract
 
@@ -32,10 +32,10 @@ def test_every_hostile_answer_ends_in_order(records):
     assert [record["name"] for record in records] == list(hostile_answers())
     faults = {}
     for record in records:
-        for result in record["results"]:
-            assert_contract(result)
+        for entry in record["results"]:
+            result = assert_contract(entry["result"])
             if result["decision"] not in ORDERLY:
-                faults[record["name"]] = (result["decision"], result["analysis"])
+                faults[record["name"]] = (entry["kind"], result["decision"], result["analysis"])
     assert not faults
 
 
@@ -45,13 +45,11 @@ def test_memory_stays_bounded(records):
 
 def test_a_hostile_answer_never_beats_an_honest_one(records):
     """Junk against a normal reference earns nothing worth having."""
-    task = records[0]["task"]
-    normal_references = len(list(pairings(task, ""))) - 4
     earned = {
-        record["name"]: result["score"]
+        record["name"]: entry["result"]["score"]
         for record in records
-        for result in record["results"][:normal_references]
-        if result["score"] > 0.5
+        for entry in record["results"]
+        if entry["kind"] == "against a normal reference" and entry["result"]["score"] > 0.5
     }
     assert not earned
 
