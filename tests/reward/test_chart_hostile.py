@@ -48,9 +48,10 @@ UNITS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("size", [16_000, pytest.param(SIZE, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("unit", UNITS, ids=ascii)
-def test_repeats_of_any_unit_in_any_place_finish(unit):
-    text = repeat(unit)
+def test_repeats_of_any_unit_in_any_place_finish(unit, size):
+    text = repeat(unit, size)
     for response, reference in [
         (text, TABLE),
         (f"{TABLE}\n|{text}|1|\n|x|{text[:100]}|", TABLE),
@@ -67,12 +68,8 @@ def test_repeats_of_any_unit_in_any_place_finish(unit):
 
 @pytest.mark.parametrize("unit", UNITS, ids=ascii)
 def test_a_hostile_reference_is_scored_or_dropped(unit):
-    for reference in (
-        repeat(unit),
-        f"{TABLE}\n|{repeat(unit)}|1|",
-        f"{CHART}\n{repeat(unit)}",
-        f"- {repeat(unit)}\n- b",
-    ):
+    text = repeat(unit, 8_000)
+    for reference in (text, f"{TABLE}\n|{text}|1|", f"{CHART}\n{text}", f"- {text}\n- b"):
         assert process_chart_deplot_task(TABLE, reference)["decision"] in ("scored", "bad_reference", "empty_reference")
 
 

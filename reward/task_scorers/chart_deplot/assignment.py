@@ -59,8 +59,13 @@ def text_ratio(first: str, second: str) -> Fraction:
     >>> text_ratio("abcd", "abed"), text_ratio("", "")
     (Fraction(3, 4), Fraction(1, 1))
     """
+    return Fraction(*common_characters(first, second))
+
+
+def common_characters(first: str, second: str) -> tuple[int, int]:
+    """Numerator and denominator of ``text_ratio``; (1, 1) for two empty texts."""
     total = len(first) + len(second)
-    return Fraction(total - Indel.distance(first, second), total) if total else Fraction(1)
+    return (total - Indel.distance(first, second), total) if total else (1, 1)
 
 
 def ratio_matrix(first: Sequence[str], second: Sequence[str], cutoff: float = 0.0) -> np.ndarray:

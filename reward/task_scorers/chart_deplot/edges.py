@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from reward.task_scorers.chart_deplot.assignment import Measure, ratio_matrix, text_ratio
+from reward.task_scorers.chart_deplot.assignment import Measure, common_characters, ratio_matrix
 from reward.task_scorers.chart_deplot.mermaid import Edge
 
 
@@ -17,7 +17,11 @@ def edge_ratio(first: Edge, second: Edge) -> Fraction:
     >>> edge_ratio(("a", "b", ""), ("a", "b", "yes"))
     Fraction(2, 3)
     """
-    return sum(map(text_ratio, first, second), Fraction(0)) / 3
+    top, bottom = 0, 1
+    for ours, theirs in zip(first, second):
+        same, total = common_characters(ours, theirs)
+        top, bottom = top * total + same * bottom, bottom * total
+    return Fraction(top, 3 * bottom)
 
 
 def _edge_matrix(first: Sequence[Edge], second: Sequence[Edge]) -> np.ndarray:
