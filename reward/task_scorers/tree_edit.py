@@ -41,9 +41,7 @@ class FlatTables:
     span: np.ndarray
 
 
-def table_edit_distances(
-    first: FlatTables, second: FlatTables, text_cost: np.ndarray, pairs: np.ndarray
-) -> np.ndarray:
+def table_edit_distances(first: FlatTables, second: FlatTables, text_cost: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """Return the tree edit distance of each pair of tables (P,), float64.
 
     `pairs` (P, 2) names tables of the first and the second side. `text_cost` (U, V) holds the cost in [0, 1] of turning
