@@ -272,7 +272,9 @@ def _show_counts(report: Report, options: PrepareOptions) -> None:
             )
     for split, path in options.split_paths().items():
         state = path if report.written else f"{path} not written"
-        say(f"{split}: {report.rows[split]} rows ({state})")
+        wanted = sum(report.val_targets.values())
+        short = split == "val" and report.rows[split] < wanted
+        say(f"{split}: {report.rows[split]} rows ({state})" + f", {wanted} wanted: image groups stay whole" * short)
 
 
 def _add(group: argparse._ArgumentGroup, name: str, **settings) -> None:
