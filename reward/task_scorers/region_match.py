@@ -212,7 +212,7 @@ def _costed(predictions: tuple[Region, ...], references: tuple[Region, ...], mat
     unmatched_predictions = tuple(index for index in range(len(predictions)) if index not in matched_predictions)
     unmatched_references = tuple(index for index in range(len(references)) if index not in matched_references)
     unmatched = len(unmatched_predictions) + len(unmatched_references)
-    total_cost = math.fsum(pair.text_distance for pair in pairs) + unmatched
+    total_cost = math.fsum([*(pair.text_distance for pair in pairs), unmatched])
     count = len(pairs) + unmatched
     score = max(0.0, 1.0 - total_cost / count) if count else 1.0
     return RegionMatch(

@@ -270,6 +270,13 @@ def test_the_whole_picture_is_not_a_good_answer():
     assert score("cat(0,0),(1000,1000)", "cat(45,118),(421,995)") == 0.0
 
 
+def test_a_wrong_pair_costs_exactly_as_much_as_a_region_left_out():
+    # The sum of costs was rounded twice, which let the answer without the pair score 2e-16 higher.
+    boxes = [(text, (20 * i, 0, 20 * i + 9, 9)) for i, text in enumerate(["", "", "", "111a1", "11111b"])]
+    found = [("ab", box) for _, box in boxes]
+    assert score(as_json(*found[1:]), as_json(*boxes)) == score(as_json(*found), as_json(*boxes))
+
+
 # Identity, stops, empty pictures, unusable references
 
 
