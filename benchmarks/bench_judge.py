@@ -78,9 +78,9 @@ async def run_load(args: argparse.Namespace, servers: list[ServerProcess]) -> di
             memory_mb[f"{done * 100 // args.judgements}%"] = round(process.memory_info().rss / 2**20, 1)
         return outcome
 
-    started = time.perf_counter()
+    started, started_cpu = time.perf_counter(), time.process_time()
     outcomes = await asyncio.gather(*(one(number) for number in range(args.judgements)))
-    wall_s = time.perf_counter() - started
+    wall_s, cpu_s = time.perf_counter() - started, time.process_time() - started_cpu
     left = {"in_flight": sum(server.in_flight for server in client.pool.servers), "waiting": client.pool.waiting}
     await client.aclose()
     wrong = sum(o.decision == "scored" and o.reward != float(n % 2) for n, o in enumerate(outcomes))
@@ -97,6 +97,7 @@ async def run_load(args: argparse.Namespace, servers: list[ServerProcess]) -> di
         "answered_twice_by_living_servers": sum(count > 1 for count in replied.values()),
         "left_behind": left,
         "client_memory_mb": memory_mb,
+        "client_cpu_ms_per_judgement": round(1000 * cpu_s / args.judgements, 2),
         "metrics": {name: round(value, 4) for name, value in summarise(o.analysis for o in outcomes).items() if value},
     }
 
