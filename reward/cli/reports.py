@@ -136,6 +136,25 @@ def _parsing(response: str, reference: str) -> str:
     return "\n".join(lines)
 
 
+def _ie(response: str, reference: str) -> str:
+    from reward.task_scorers.ie.eval import field_table
+
+    fields = field_table(response, reference)
+    if fields is None:
+        return "the reference is no JSON object: scored as in parsing\n" + _parsing(response, reference)
+    rows = [
+        [
+            _shorten(field.name),
+            "(missing)" if field.reference is None else _shorten(field.reference),
+            "(missing)" if field.prediction is None else _shorten(field.prediction),
+            "yes" if field.exact else "no",
+            f"{field.similarity:.4f}",
+        ]
+        for field in fields
+    ]
+    return text_table(["field", "reference", "prediction", "exact", "similarity"], rows)
+
+
 def _chart(response: str, reference: str) -> str:
     from reward.task_scorers.chart_deplot import chart_details
 
@@ -171,5 +190,6 @@ _REPORTS: dict[str, Callable[[str, str], str]] = {
     TaskType.SPOTTING: _spotting,
     TaskType.LAYOUT: _layout,
     TaskType.PARSING: _parsing,
+    TaskType.IE: _ie,
     TaskType.CHART_DEPLOT: _chart,
 }

@@ -19,7 +19,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +148,7 @@ def _score_chunk(chunk: list[Sample]) -> list[dict[str, Any]]:
         async def judge_all() -> list[dict[str, Any]]:
             return await asyncio.gather(*(scorer.process_scoring_async(fields) for _, _, fields in judged))
 
-        results = dict(zip((number for number, _, _ in judged), _event_loop().run(judge_all())))
+        results = dict(zip((number for number, _, _ in judged), asyncio.run(judge_all())))
     for number, _, fields in chunk:
         if number not in results:
             results[number] = scorer.process_scoring({"index": number, **fields})
@@ -157,12 +156,6 @@ def _score_chunk(chunk: list[Sample]) -> list[dict[str, Any]]:
         {"line": number, "id": fields.get("id", ""), "input": fingerprint, **results[number]}
         for number, fingerprint, fields in chunk
     ]
-
-
-@cache
-def _event_loop() -> asyncio.Runner:
-    # One loop for the life of a process: the judge client's connections belong to the loop that opened them.
-    return asyncio.Runner()
 
 
 def _json_line(row: dict[str, Any]) -> bytes:

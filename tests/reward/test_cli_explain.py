@@ -102,8 +102,13 @@ def test_information_extraction_report(explain):
     code, out, _ = explain("IE", '{"total": "9.50", "extra": "x"}', '{"total": "9.50", "date": "2024"}')
     assert code == 0
     assert "score     0.333333" in out
-    for name in ("total", "date", "extra"):
-        assert name in out
+    assert re.search(r"total +9\.50 +9\.50 +yes +1\.0000", out)
+    assert re.search(r"date +2024 +\(missing\) +no +0\.0000", out)
+    assert re.search(r"extra +\(missing\) +x +no +0\.0000", out)
+    code, out, _ = explain("IE", "a receipt", "a receipt")
+    assert code == 0
+    assert "scored as in parsing" in out
+    assert "decided by       identical" in out
 
 
 def test_judge_tasks_show_the_verdict(explain, monkeypatch):

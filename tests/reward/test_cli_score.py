@@ -1,5 +1,6 @@
 """``python -m reward score``: nothing lost, nothing scored twice, resumable."""
 
+import asyncio
 import gzip
 import json
 import os
@@ -219,6 +220,54 @@ def test_workers_give_the_same_file(files, tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "two.jsonl").read_bytes() == out.read_bytes()
     assert "score: 60/60 rows" in done.stderr
+
+
+def test_judge_lines_are_asked_at_once_between_rule_lines(files, monkeypatch):
+    from reward.utils import request_utils
+
+    asked, together = [], asyncio.Event()
+
+    async def judge_async(request):
+        asked.append(request)
+        if len(asked) == 3:
+            together.set()
+        await asyncio.wait_for(together.wait(), 30)
+        return request_utils.JudgeOutcome(reward=float(request.response), decision="scored", analysis="{}")
+
+    monkeypatch.setattr(request_utils, "judge_async", judge_async)
+    source, out = files
+    judged = {"ref_answer": "12", "question": "How many?", "source_lang_text": "s", "target_lang": "de"}
+    write_lines(
+        source,
+        [
+            sample(1, task_type="VQA", response="0.5", **judged),
+            sample(2),
+            sample(3, task_type="翻译", response="0.25", **judged),
+            sample(4, task_type="VQA", response="1", **judged),
+            sample(5, task_type="VQA", response="", **judged),
+        ],
+    )
+    assert score(source, "--out", out) == 0
+    assert [(row["id"], row["task"], row["score"]) for row in read_lines(out)] == [
+        ("s1", "VQA", 0.5), ("s2", "Parsing", 1.0), ("s3", "Translation", 0.25), ("s4", "VQA", 1.0), ("s5", "VQA", 0.0),
+    ]  # fmt: skip
+    assert {(request.question, request.source_lang_text, request.target_lang) for request in asked} == {
+        ("How many?", "s", "de")
+    }
+
+
+def test_judge_lines_without_a_judge_are_dropped_and_can_be_retried(files, monkeypatch, tmp_path):
+    from reward.utils.request_utils import close_judge
+
+    monkeypatch.setenv("JUDGE_ROUTES_FILE", str(tmp_path / "no_routes.json"))
+    close_judge()
+    source, out = files
+    write_lines(source, [sample(1, task_type="VQA"), sample(2)])
+    try:
+        assert score(source, "--out", out) == 1
+    finally:
+        close_judge()
+    assert [row["decision"] for row in read_lines(out)] == ["judge_unavailable", "scored"]
 
 
 def test_help_names_the_subcommands_and_the_run_commands(capsys):
