@@ -87,9 +87,12 @@ def _outline(
     pen.line([*points, points[0]], fill=color, width=width)
     x = min(x for x, _ in points)
     y = max(y for _, y in points) if label_below else min(y for _, y in points)
-    box = pen.textbbox((x, y), label, font=font, anchor="la" if label_below else "ld")
-    pen.rectangle(box, fill=color)
-    pen.text((x, y), label, fill="white", font=font, anchor="la" if label_below else "ld")
+    anchor = "la" if label_below else "ld"
+    left, top, right, bottom = pen.textbbox((x, y), label, font=font, anchor=anchor)
+    if top < 0:
+        y, top, bottom = y - top, 0, bottom - top
+    pen.rectangle((left, top, right, bottom), fill=color)
+    pen.text((x, y), label, fill="white", font=font, anchor=anchor)
 
 
 def _center(points: list[tuple[float, float]]) -> tuple[float, float]:

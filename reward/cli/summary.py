@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -55,16 +56,29 @@ class Summary:
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns padded with blanks; numbers to the right, text to the left."""
+    """Columns padded with blanks; numbers to the right, text to the left, wide characters counted as two.
+
+    >>> print(text_table(["name", "rows"], [["检测", 7], ["a", 12]]))
+    name  rows
+    检测     7
+    a       12
+    """
     cells = [list(header), *[[str(value) for value in row] for row in rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    numeric = [bool(rows) and all(_is_number(row[column]) for row in cells[1:]) for column in range(len(header))]
+    columns = range(len(header))
+    widths = [max(_width(row[column]) for row in cells) for column in columns]
+    numeric = [bool(rows) and all(_is_number(row[column]) for row in cells[1:]) for column in columns]
     return "\n".join(
-        "  ".join(
-            value.rjust(width) if right else value.ljust(width) for value, width, right in zip(row, widths, numeric)
-        ).rstrip()
-        for row in cells
+        "  ".join(_padded(row[column], widths[column], numeric[column]) for column in columns).rstrip() for row in cells
     )
+
+
+def _padded(text: str, width: int, right: bool) -> str:
+    blanks = " " * (width - _width(text))
+    return blanks + text if right else text + blanks
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def _is_number(text: str) -> bool:
