@@ -56,7 +56,7 @@ hyocr_find_python() {
         version=$(hyocr_python_version "$candidate")
         tried+=" $candidate (${version:-does not run})"
     done
-    hyocr_die 2 "no suitable Python: need one of $wanted; found:${tried:- none}. On Debian or Ubuntu: apt-get install python3 python3-venv; or set PYTHON=/path/to/python"
+    hyocr_die 2 "no suitable Python: need one of $wanted; found:${tried:- none}. Debian, Ubuntu: apt-get install python3 python3-venv; conda: activate an environment that has it; or set PYTHON=/path/to/python"
 }
 
 # Interpreter of the active virtual or conda environment if it suits; says why not otherwise. Conda's base is never touched.
@@ -100,6 +100,7 @@ hyocr_kit_python() {
             command -v "$candidate"
             return 0
         fi
+        [[ "$candidate" != "${PYTHON:-}" ]] || hyocr_warn "PYTHON=$PYTHON does not have the kit: looking further"
     done
     hyocr_die 1 "no Python environment with the kit: run bash install_cu13.sh (GPU) or bash install_cpu.sh first, or activate yours"
 }
