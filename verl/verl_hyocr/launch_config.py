@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_hyocr import launch_env
+from verl_hyocr.adapt import dropped_samples
 from verl_hyocr.hf import MODEL_TYPE, is_hunyuan_checkpoint
 
 EXTERNAL_LIB = "verl_hyocr.activate"
@@ -100,7 +101,7 @@ def refusals(config: DictConfig) -> list[str]:
         f"actor_rollout_ref.rollout.max_model_len={model_length} is below prompt + response = {sum(lengths)}. "
         f"Set it to {sum(lengths)} or more.",
     )
-    return found
+    return found + dropped_samples.config_refusals(config)
 
 
 def complete(config: DictConfig) -> list[str]:
@@ -121,6 +122,9 @@ def complete(config: DictConfig) -> list[str]:
         if empty:
             _set(config, key, value)
             done.append(f"{key}={value}")
+    for key, value in dropped_samples.config_defaults(config).items():
+        _set(config, key, value)
+        done.append(f"{key}={value}")
     return done
 
 

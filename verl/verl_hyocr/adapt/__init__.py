@@ -11,6 +11,7 @@ def install_all() -> None:
     """Arm every step for this process; steps of the CPU platform only when ``VERL_PLATFORM=cpu``."""
     from verl_hyocr.adapt import (
         config_guard,
+        dropped_samples,
         dummy_vision,
         file_logger,
         hf_export,
@@ -32,6 +33,7 @@ def install_all() -> None:
         nested_positions,
         placeholder_dedup,
         file_logger,
+        dropped_samples,
         config_guard,
     ]
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":

@@ -1,0 +1,191 @@
+"""verl's synchronous trainer with dropped samples: ``trainer.v1.trainer_mode=hyocr_sync``.
+
+Adds to upstream: an update without samples is skipped, drops and judge failures are metrics, and a run in which either
+stays too frequent stops with the reason. Which samples are dropped is decided in :mod:`verl_hyocr.sampler`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from verl_hyocr import drop_policy
+from verl_hyocr.drop_policy import DropGuard, DropPlan
+from verl_hyocr.sampler import HyocrReplayBuffer
+
+logger = logging.getLogger("verl_hyocr")
+
+TRAINER_MODE = "hyocr_sync"
+SKIPPED = f"{drop_policy.PREFIX}/skipped_update"
+
+
+class TrainingStopped(RuntimeError):
+    """Training was ended on purpose; the message says why and what to do."""
+
+
+class _NothingToTrain(Exception):
+    """Leaves upstream's step after its sampling phase."""
+
+
+class ScoreWatch:
+    """Watches how many samples have no score, and how often the judge is the cause.
+
+    Attributes:
+        stop_reason: why the run should end; empty while it may go on.
+
+    Args:
+        reward_path: file of the reward function.
+        drop_guard: limit for dropped samples; the judge's is read from its own variables when its first record comes.
+    """
+
+    def __init__(self, reward_path: str | None, drop_guard: DropGuard):
+        self.stop_reason = ""
+        self._reward_path = reward_path
+        self._drop_guard = drop_guard
+        self._judge: ModuleType | None = None
+        self._judge_guard: Any = None
+
+    def update(self, step: DropPlan) -> dict[str, float]:
+        """Take in a step; returns the judge's metrics, empty when no judge was asked."""
+        reasons = [self._drop_guard.update(step)]
+        metrics: dict[str, float] = {}
+        if step.analyses:
+            if self._judge is None:
+                self._judge = load_judge_metrics(self._reward_path)
+                self._judge_guard = self._judge.JudgeFailureGuard.from_env()
+            metrics = self._judge.summarise(step.analyses)
+            reasons.append(self._judge_guard.update(step.analyses))
+        self.stop_reason = " Also: ".join(reason for reason in reasons if reason)
+        return metrics
+
+
+@register_trainer(TRAINER_MODE)
+class HyocrTrainerSync(PPOTrainerSync):
+    """Upstream's synchronous trainer on a replay buffer that drops samples without a score."""
+
+    def __init__(self, config: DictConfig):
+        # Upstream compares the mode with "sync" in many places; this is that mode.
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = "sync"
+        self.watch = ScoreWatch(config.reward.custom_reward_function.path, DropGuard.from_env())
+        super().__init__(config)
+        if not isinstance(self.replay_buffer, HyocrReplayBuffer):
+            raise TypeError(
+                f"trainer.v1.trainer_mode={TRAINER_MODE} needs trainer.v1.sampler.custom_sampler.path="
+                f"pkg://verl_hyocr.sampler and .name=HyocrReplayBuffer (or a subclass), not {type(self.replay_buffer)}"
+            )
+
+    def _build_replay_buffer(self):
+        # Upstream withholds these from custom samplers.
+        metric = self._resolve_filter_groups_metric()
+        refill = bool(self.config.trainer.v1.sampler.get("sync_refill_failed_groups", False))
+        train_batch_size = self.config.data.train_batch_size
+        features = {
+            "filter_groups_metric": metric,
+            "sync_refill_failed_groups": refill,
+            "train_batch_size": train_batch_size,
+            "gen_batch_size": 1
+            if metric is not None or refill
+            else (self.config.data.get("gen_batch_size", None) or train_batch_size),
+            "max_inflight_gen_batches": 1
+            if metric is None
+            else self.config.algorithm.filter_groups.get("max_inflight_gen_batches", 1),
+        }
+        with open_dict(self.config):
+            for name, value in features.items():
+                OmegaConf.update(self.config, f"trainer.v1.sampler.sampler_kwargs.{name}", value, force_add=True)
+        return super()._build_replay_buffer()
+
+    # ------------------------------------------------------------------------------------------------- one step
+
+    def on_step_begin(self):
+        self.replay_buffer.clear_dropped()
+        if self.watch.stop_reason:
+            self._shutdown_dump_executor()
+            raise TrainingStopped(f"training stopped after step {self.global_steps - 1}: {self.watch.stop_reason}")
+        super().on_step_begin()
+
+    def on_sample_end(self):
+        super().on_sample_end()
+        if self.replay_buffer.left_nothing:
+            raise _NothingToTrain
+
+    def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
+        try:
+            batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+        except _NothingToTrain:
+            batch = self._dropped_batch()
+            reasons = ", ".join(f"{n} {name}" for name, n in self.replay_buffer.step_plan.reasons().most_common())
+            logger.warning(
+                "step %d: no group kept two scored samples, the update is skipped (%s)", self.global_steps, reasons
+            )
+        plan = self.replay_buffer.step_plan
+        if plan.declares_valid:
+            metrics[SKIPPED] = float(self.replay_buffer.left_nothing)
+        metrics.update(self.watch.update(plan))
+        if self.watch.stop_reason:
+            logger.error("step %d is the last one: %s", self.global_steps, self.watch.stop_reason)
+        return batch
+
+    def _dropped_batch(self) -> KVBatchMeta:
+        """The rows of a step without training, for upstream to clear: it cannot clear an empty batch."""
+        keys = [key for sample in self.replay_buffer.dropped for key in sample.keys]
+        tags = [{"is_padding": True, "dropped": True} for _ in keys]
+        return KVBatchMeta(partition_id=self.replay_buffer.partition_id, keys=keys, tags=tags)
+
+    def on_step_end(self):
+        if self.watch.stop_reason and not self._saves_this_step():
+            self._save_checkpoint()
+        super().on_step_end()
+
+    def _saves_this_step(self) -> bool:
+        every = self.config.trainer.save_freq
+        return every <= 0 or self.global_steps % every == 0 or self.global_steps >= self.total_training_steps
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics, **kwargs) -> KVBatchMeta:
+        batch = super()._balance_batch(batch, metrics=metrics, **kwargs)
+        is_padding = [tag.get("is_padding", False) for tag in batch.tags]
+        rollouts = self.config.actor_rollout_ref.rollout.n
+        mini_batches, rest = divmod(len(batch), self.config.actor_rollout_ref.actor.ppo_mini_batch_size * rollouts)
+        if any(is_padding) and mini_batches > 1 and rest == 0:
+            ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+            batch.reorder(drop_policy.spread_padding(is_padding, ranks, mini_batches))
+        return batch
+
+    # ---------------------------------------------------------------------------------------------- what is logged
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics, timing_raw, global_steps, epoch):
+        if metrics.get(SKIPPED):
+            metrics.update({"training/global_step": global_steps, "training/epoch": epoch})
+            metrics.update({f"timing_s/{name}": value for name, value in timing_raw.items()})
+            return
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+
+
+def load_judge_metrics(reward_path: str | None) -> ModuleType:
+    """The kit's ``reward.utils.judge_metrics``, found like the reward function that wrote the records.
+
+    Args:
+        reward_path: file of the reward function; its folder is searched when ``reward`` is not on the path.
+
+    Raises:
+        ModuleNotFoundError: when the module is in neither place.
+    """
+    name = "reward.utils.judge_metrics"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        folder = os.path.dirname(os.path.abspath(reward_path or ""))
+        if not os.path.isfile(os.path.join(folder, *name.split(".")) + ".py"):
+            raise
+    sys.path.insert(0, folder)
+    return importlib.import_module(name)
