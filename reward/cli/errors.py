@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -22,6 +23,10 @@ def reports_errors(run: Callable[[Any], int]) -> Callable[[Any], int]:
         except UsageError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
+        except BrokenPipeError:
+            # The reader (head, less) has seen enough; nothing may be flushed into the closed pipe at exit either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         except OSError as error:
             print(f"error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
             return 2

@@ -2,11 +2,16 @@
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from reward.__main__ import main
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SPOTTING = "<ref>Total</ref><quad>(100,100),(300,150)</quad>"
 
@@ -169,3 +174,13 @@ def test_wrong_use_is_explained(explain, tmp_path, capsys):
     assert "latin.txt: not UTF-8 at byte 0" in capsys.readouterr().err
     assert main(["explain", "--task", "IE", "--response", str(tmp_path / "none.txt"), "--ref", "-"]) == 2
     assert "none.txt: No such file" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+    (tmp_path / "ref.txt").write_text("".join(f"<ref>t{i}</ref><quad>({i},1),({i + 9},9)</quad>" for i in range(900)))
+    name = str(tmp_path / "ref.txt")
+    command = [sys.executable, "-m", "reward", "explain", "--task", "spotting", "--response", name, "--ref", name]
+    running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    running.stdout.close()
+    assert running.stderr.read() == b""
+    assert running.wait() == 1
