@@ -11,14 +11,16 @@ import argparse
 import os
 import sys
 
+from utils.ray import gcs, host
+
 
 def shortage(nodes: list[dict], wanted_nodes: int, gpus_per_node: int) -> str | None:
-    """Why ``ray.nodes()`` is not enough for the run, or None.
+    """Why the cluster's nodes are not enough for the run, or None.
 
     Args:
-        nodes: records with ``Alive``, ``NodeManagerAddress`` and ``Resources``.
+        nodes: as :func:`utils.ray.gcs.probe_head` gives them: ``ip``, ``alive``, ``resources``.
     """
-    alive = {node["NodeManagerAddress"]: int(node["Resources"].get("GPU", 0)) for node in nodes if node["Alive"]}
+    alive = {node["ip"]: int(node["resources"].get("GPU", 0)) for node in nodes if node["alive"]}
     enough = [address for address, gpus in alive.items() if gpus >= gpus_per_node]
     if len(enough) >= wanted_nodes:
         return None
@@ -29,21 +31,36 @@ def shortage(nodes: list[dict], wanted_nodes: int, gpus_per_node: int) -> str | 
     )
 
 
+def head_address() -> str:
+    """``ip:port`` of the head that ``RAY_ADDRESS`` (default auto) means.
+
+    Raises:
+        ConnectionError: when ``auto`` finds no running cluster on this host.
+    """
+    from ray._private.services import canonicalize_bootstrap_address
+
+    address = canonicalize_bootstrap_address(os.environ.get("RAY_ADDRESS", "auto"))
+    if not address:
+        raise ConnectionError("no running Ray cluster on this host")
+    return address
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--gpus-per-node", type=int, required=True)
     args = parser.parse_args(argv)
-    import ray
-
-    address = os.environ.get("RAY_ADDRESS", "auto")
     try:
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        print(f"cluster_check: cannot reach a Ray cluster at {address}: {str(error).splitlines()[0]}", file=sys.stderr)
+        address = head_address()
+        host_name, _, port = address.rpartition(":")
+        refused = host.try_connect(host_name, int(port))
+        if refused:
+            raise ConnectionError(f"{address}: {refused}")
+        nodes = gcs.probe_head(address)["nodes"]
+    except (ConnectionError, ValueError, gcs.HeadError) as error:
+        print(f"cluster_check: {str(error).splitlines()[0]}", file=sys.stderr)
         return 1
-    reason = shortage(ray.nodes(), args.nodes, args.gpus_per_node)
-    ray.shutdown()
+    reason = shortage(nodes, args.nodes, args.gpus_per_node)
     if reason:
         print(f"cluster_check: {reason}", file=sys.stderr)
     return 1 if reason else 0

@@ -1,0 +1,24 @@
+"""Fixtures shared by all suites: the tiny checkpoint, and a hard stop for tests that leave Ray running."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def kit_root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> Path:
+    """A tiny random-weight checkpoint in the released layout (fp32). HYOCR_TEST_MODEL names one to reuse."""
+    from utils.demo.build_model import build
+
+    reuse = os.environ.get("HYOCR_TEST_MODEL")
+    return build(reuse or tmp_path_factory.mktemp("tiny") / "model")

@@ -1,0 +1,458 @@
+"""One behaviour check per adaptation step, run in a fresh process:  python tests/fork/checks.py STEP MODEL_DIR
+
+Each check raises AssertionError (or the upstream error that the step prevents) when its step is not active. The test suite runs
+every check twice: as is, and with HYOCR_DISABLE=STEP, where it must fail.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("VERL_PLATFORM", "cpu")
+
+CHECKS = {}
+
+
+def check(step: str):
+    def register(function):
+        CHECKS[step] = function
+        return function
+
+    return register
+
+
+def sample_image(width: int = 90, height: int = 60, seed: int = 0):
+    import numpy as np
+    from PIL import Image
+
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8))
+
+
+def processor_inputs(processor, images, question: str = "Read the text."):
+    content = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": question}]
+    text = processor.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+    )
+    return processor(text=[text], images=images or None, return_tensors="pt")
+
+
+def load_model(path):
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText.from_pretrained(path).eval()
+
+
+@check("A1")
+def stripped_text_is_accepted(model_dir: Path) -> None:
+    """The processor takes images with text whose special tokens were decoded away, and gives the same pixels."""
+    import torch
+    from verl.utils import hf_processor
+
+    processor = hf_processor(str(model_dir))
+    images = [sample_image(), sample_image(40, 100, 1)]
+    full = processor_inputs(processor, images)
+    stripped = processor.tokenizer.decode(full["input_ids"][0], skip_special_tokens=True)
+    again = processor(text=[stripped], images=images, return_tensors="pt")
+    assert torch.equal(again["pixel_values"], full["pixel_values"])
+    try:
+        processor(text=[processor.image_token], images=images, return_tensors="pt")
+    except ValueError:
+        pass
+    else:
+        raise AssertionError("a real mismatch between images and placeholders must still raise")
+
+
+@check("A2")
+def positions_equal_the_models_own(model_dir: Path) -> None:
+    """verl builds (1, 4, L) positions equal to the model's own, on the PIL backend."""
+    import torch
+    from transformers.models.hunyuan_vl.modeling_hunyuan_vl import HunYuanVLModel
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+    from verl.utils import hf_processor
+
+    processor = hf_processor(str(model_dir))
+    assert type(processor.image_processor).__name__ == "HunYuanVLImageProcessorPil"
+    inputs = processor_inputs(processor, [sample_image(), sample_image(40, 100, 1)])
+
+    class Worker:
+        pass
+
+    worker = Worker()
+    worker.processor = processor
+    positions = AgentLoopWorker._compute_position_ids(
+        worker, inputs["input_ids"], inputs["attention_mask"], dict(inputs), {}
+    )
+    native, _ = HunYuanVLModel.get_rope_index(
+        load_model(model_dir).model,
+        inputs["input_ids"],
+        mm_token_type_ids=inputs["mm_token_type_ids"],
+        image_grid_thw=inputs["image_grid_thw"],
+        attention_mask=inputs["attention_mask"],
+    )
+    assert positions.shape == (1, 4, inputs["input_ids"].shape[1])
+    assert torch.equal(positions, native.transpose(0, 1))
+    placeholders = inputs["input_ids"][0] == processor.image_token_id
+    assert (positions[0, 3][placeholders] == 1).sum() > 2, "the second image's tokens carry image index 1"
+
+
+@check("A3.names")
+def names_are_the_released_ones(model_dir: Path) -> None:
+    """The weight sync's names are exactly those of the checkpoint on disk, and no tensor is copied."""
+    from safetensors import safe_open
+    from verl.workers.engine.fsdp.transformer_impl import convert_weight_keys
+
+    model = load_model(model_dir)
+    state = model.state_dict()
+    renamed = convert_weight_keys(state, model)
+    with safe_open(str(model_dir / "model.safetensors"), "pt") as file:
+        on_disk = set(file.keys())
+    assert on_disk <= set(renamed) and set(renamed) - on_disk <= {"lm_head.weight"}
+    assert sorted(t.data_ptr() for t in renamed.values()) == sorted(t.data_ptr() for t in state.values())
+
+
+@check("A3.export")
+def engine_keeps_the_flat_config(model_dir: Path) -> None:
+    """verl's registry hands out our engine for a language model on this platform."""
+    import verl.workers.engine.fsdp.transformer_impl as impl
+    from verl.workers.engine.base import EngineRegistry
+
+    for backend in ("fsdp", "fsdp2"):
+        assert EngineRegistry.get_engine_cls("language_model", backend).__name__ == "HyocrFSDPEngine"
+        registered = EngineRegistry._engines["language_model"][backend]
+        assert registered[("cuda", "nvidia")] is impl.HyocrFSDPEngine, "the vendor key wins on GPUs"
+
+
+@check("A3.merge")
+def merge_keeps_the_flat_config(model_dir: Path) -> None:
+    """After verl's offline merge the folder has the released, flat config.json."""
+    import json
+    import shutil
+    import tempfile
+
+    from verl.model_merger.base_model_merger import BaseModelMerger, ModelMergerConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "source", Path(folder) / "target"
+        shutil.copytree(model_dir, source)
+
+        class Merger(BaseModelMerger):
+            def merge_and_save(self):
+                self.save_hf_model_and_tokenizer(load_model(model_dir).state_dict())
+
+            def cleanup(self):
+                return None
+
+        Merger(
+            ModelMergerConfig(
+                operation="merge",
+                backend="fsdp",
+                local_dir=str(source),
+                target_dir=str(target),
+                hf_model_config_path=str(source),
+                tie_word_embedding=True,
+                trust_remote_code=False,
+                is_value_model=False,
+            )
+        ).merge_and_save()
+        assert json.loads((target / "config.json").read_text()) == json.loads((source / "config.json").read_text())
+
+
+@check("A4.rotary")
+def rotary_equals_vllm(model_dir: Path) -> None:
+    """Rotated queries and keys equal vLLM's own rotary embedding on random 4-axis positions."""
+    import torch
+    import transformers.models.hunyuan_vl.modeling_hunyuan_vl as modeling
+    from transformers.models.hunyuan_vl import HunYuanVLConfig
+    from vllm.config import VllmConfig, set_current_vllm_config
+
+    config = HunYuanVLConfig.from_pretrained(model_dir).text_config
+    sections = config.rope_parameters["mrope_section"]
+    torch.manual_seed(0)
+    length, heads, dim = 23, 4, config.head_dim
+    positions = torch.randint(0, 50, (4, length))
+    q, k = torch.randn(1, heads, length, dim), torch.randn(1, heads, length, dim)
+    cos, sin = modeling.HunYuanVLRotaryEmbedding(config)(q, positions[:, None, :])
+    ours = modeling.apply_multimodal_rotary_pos_emb(q, k, cos, sin, sections)
+
+    with set_current_vllm_config(VllmConfig()):
+        from vllm.model_executor.layers.rotary_embedding.xdrope import XDRotaryEmbedding
+
+        rope = XDRotaryEmbedding(
+            head_size=dim,
+            rotary_dim=dim,
+            max_position_embeddings=2048,
+            base=config.rope_parameters["rope_theta"],
+            is_neox_style=True,
+            scaling_alpha=config.rope_parameters["alpha"],
+            dtype=torch.float32,
+            xdrope_section=sections,
+        )
+    flat = [t[0].transpose(0, 1).reshape(length, heads * dim).clone() for t in (q, k)]
+    theirs = rope.forward_native(positions, *flat)
+    for mine, other in zip(ours, theirs):
+        difference = (mine[0].transpose(0, 1).reshape(length, heads * dim) - other).abs().max().item()
+        assert difference < 1e-4, f"rotary differs from vLLM by {difference}"
+
+
+@check("A4.interpolation")
+def interpolation_equals_vllm(model_dir: Path) -> None:
+    """The stretched position grid equals the one of vLLM's patch embedding."""
+    import torch
+    from transformers.models.hunyuan_vl import HunYuanVLConfig
+    from transformers.models.hunyuan_vl.modeling_hunyuan_vl import HunYuanVLVisionPatchEmbed
+
+    ours = HunYuanVLVisionPatchEmbed(HunYuanVLConfig.from_pretrained(model_dir).vision_config)
+    theirs = vllm_patch_embed(model_dir)
+    for name in ("patch_embedding.weight", "patch_embedding.bias", "position_embedding.weight"):
+        _parameter(theirs, name).data.copy_(_parameter(ours, name).data)
+    grid = [[1, 4, 6]]
+    pixels = torch.rand(24, 3 * 16 * 16)
+    difference = (ours(pixels, torch.tensor(grid)) - theirs(pixels, grid)).abs().max().item()
+    assert difference < 1e-5, f"patch embedding differs from vLLM by {difference}"
+
+
+def _parameter(module, path: str):
+    for part in path.split("."):
+        module = getattr(module, part)
+    return module
+
+
+def vllm_patch_embed(model_dir: Path, dtype=None):
+    """vLLM's own patch embedding of the checkpoint's dimensions, outside an engine."""
+    import socket
+
+    import torch
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.transformers_utils.config import get_config
+
+    config = VllmConfig()
+    with set_current_vllm_config(config):
+        if not torch.distributed.is_initialized():
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            init_distributed_environment(1, 0, f"tcp://127.0.0.1:{port}", 0, backend="gloo")
+            initialize_model_parallel(1, 1)
+        from vllm.model_executor.models.hunyuan_vision import HunYuanVisionPatchEmbed
+
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype or torch.float32)
+        try:
+            return HunYuanVisionPatchEmbed(get_config(str(model_dir), trust_remote_code=False).vision_config)
+        finally:
+            torch.set_default_dtype(before)
+
+
+def _fsdp_rank(rank: int, model_dir: str, port: int) -> None:
+    import datetime
+
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    import verl  # noqa: F401 - runs the plugin, as in a worker
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    model = load_model(model_dir).train()
+    for layer in [*model.model.language_model.layers, *model.model.vision_tower.layers]:
+        fully_shard(layer)
+    fully_shard(model)
+    from verl_hyocr.adapt.processor import load_processor
+
+    inputs = processor_inputs(load_processor(model_dir), [sample_image()] if rank == 0 else [])
+    inputs.pop("mm_token_type_ids", None)
+    length = inputs["input_ids"].shape[1]
+    positions = torch.arange(length).expand(4, 1, length)
+    loss = model(**inputs, position_ids=positions).logits.float().logsumexp(-1).mean()
+    loss.backward()
+    gradient = model.model.vision_tower.patch_merger.mlp.weight.grad.full_tensor()
+    assert torch.isfinite(gradient).all() and gradient.abs().max() > 0
+    torch.distributed.destroy_process_group()
+
+
+@check("A4.dummy_vision")
+def ranks_without_images_do_not_hang(model_dir: Path) -> None:
+    """Two FSDP2 ranks (gloo), one with an image, one text-only: forward and backward finish, the tower has gradients."""
+    import socket
+
+    import torch.multiprocessing as mp
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.start_processes(_fsdp_rank, args=(str(model_dir), port), nprocs=2, start_method="spawn")
+
+
+@check("A4.nested")
+def equal_lengths_keep_four_axes(model_dir: Path) -> None:
+    """Positions of samples of one length survive the trip through a TensorDict as (axes, length) per sample."""
+    import pickle
+
+    import torch
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.engine.base import maybe_fix_3d_position_ids
+
+    for lengths in ([7, 7, 7], [5, 7, 6]):
+        samples = [torch.arange(4 * length).reshape(4, length) for length in lengths]
+        nested = torch.nested.as_nested_tensor(samples, layout=torch.jagged)
+        data = TensorDict({"position_ids": nested}, batch_size=[len(samples)])
+        data = pickle.loads(pickle.dumps(data.consolidate()))
+        maybe_fix_3d_position_ids(data)
+        positions = data["position_ids"]
+        padded = torch.nested.to_padded_tensor(positions, padding=-1, output_size=(len(samples), 4, max(lengths)))
+        for row, sample in zip(padded, samples):
+            assert torch.equal(row[:, : sample.shape[1]], sample), lengths
+    assert tu.maybe_fix_3d_position_ids is maybe_fix_3d_position_ids
+
+
+@check("A5")
+def vllm_gets_one_placeholder_per_image(model_dir: Path) -> None:
+    """The server's dedup leaves one placeholder per image and every other token alone."""
+    import verl.workers.rollout.vllm_rollout.vllm_async_server as server
+    from verl.utils import hf_processor
+
+    processor = hf_processor(str(model_dir))
+    ids = processor_inputs(processor, [sample_image(), sample_image(40, 100, 1)])["input_ids"][0].tolist()
+    pad = processor.image_token_id
+    assert ids.count(pad) > 2
+    kept = server.qwen2_5_vl_dedup_image_tokens(ids, processor)
+    assert kept.count(pad) == 2
+    assert [token for token in kept if token != pad] == [token for token in ids if token != pad]
+
+
+@check("A6")
+def position_cache_follows_the_weights(model_dir: Path) -> None:
+    """After a weight update through our worker extension, vLLM's bf16 patch embedding uses the new position table."""
+    import torch
+    from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+    from verl_hyocr.vllm_ext import HyocrWorkerExtension
+
+    embed = vllm_patch_embed(model_dir, torch.bfloat16)
+    pixels, grid = torch.rand(24, 3 * 16 * 16, dtype=torch.bfloat16), [[1, 4, 6]]
+    before = embed(pixels, grid)
+
+    def upstream_update(self, **kwargs):
+        embed.position_embedding.weight.data += 1.0
+
+    vLLMColocateWorkerExtension.update_weights_from_ipc = upstream_update
+    extension = object.__new__(HyocrWorkerExtension)
+    extension._iter_all_models = lambda: iter([torch.nn.Sequential(embed)])
+    extension.update_weights_from_ipc(peft_config=None)
+    shift = (embed(pixels, grid).float() - before.float()).mean().item()
+    assert abs(shift - 1.0) < 0.05, f"the new position table shifts the output by 1, not by {shift}"
+
+
+@check("E1")
+def metrics_survive_a_resume(model_dir: Path) -> None:
+    """A second logger on the same file keeps finished steps and replaces those that are run again."""
+    import json
+    import tempfile
+
+    from verl.utils.tracking import FileLogger
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["VERL_FILE_LOGGER_PATH"] = path = f"{folder}/metrics.jsonl"
+        first = FileLogger("p", "e")
+        for step in (1, 2, 3):
+            first.log({"training/global_step": step, "loss": 1.0}, step)
+        first.finish()
+        with open(path, "ab") as file:
+            file.write(b'{"step": 4, "da')  # killed while writing
+        second = FileLogger("p", "e")
+        second.log({"val/score": 0.5}, 2)
+        second.log({"training/global_step": 3, "loss": 2.0}, 3)
+        second.finish()
+        records = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 2, 2, 3]
+    assert records[1]["data"]["loss"] == 1.0 and records[2]["data"] == {"val/score": 0.5}
+    assert records[3]["data"]["loss"] == 2.0
+
+
+@check("G")
+def guard_refuses_packing(model_dir: Path) -> None:
+    """A switch that would train silently wrong stops the driver."""
+    from verl_hyocr.dry_run import compose
+
+    try:
+        compose(minimal_overrides(model_dir) + ["actor_rollout_ref.model.use_remove_padding=True"])
+    except ValueError as error:
+        assert "use_remove_padding" in str(error)
+    else:
+        raise AssertionError("use_remove_padding=True was accepted")
+
+
+def minimal_overrides(model_dir: Path) -> list[str]:
+    """The fewest hydra overrides with which verl's own checks pass for this model."""
+    return [
+        "algorithm.adv_estimator=grpo",
+        f"actor_rollout_ref.model.path={model_dir}",
+        "actor_rollout_ref.model.use_remove_padding=False",
+        "actor_rollout_ref.actor.strategy=fsdp2",
+        "actor_rollout_ref.actor.use_dynamic_bsz=True",
+        "actor_rollout_ref.rollout.name=vllm",
+        "data.train_batch_size=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "trainer.n_gpus_per_node=1",
+    ]
+
+
+@check("D2.platform")
+def cpu_platform_exists(model_dir: Path) -> None:
+    from verl.plugin.platform import get_platform
+
+    platform = get_platform()
+    assert (platform.device_name, platform.communication_backend_name()) == ("cpu", "gloo")
+    assert not platform.is_ipc_supported()
+
+
+@check("D2.gloo")
+def process_group_starts_on_gloo(model_dir: Path) -> None:
+    """verl's own start of the process group works on the CPU platform."""
+    import socket
+
+    import torch
+    from verl.utils.distributed import initialize_global_process_group_ray
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1")
+    initialize_global_process_group_ray()
+    value = torch.ones(1)
+    torch.distributed.all_reduce(value)
+    assert value.item() == 1.0
+
+
+@check("D2.offload")
+def reference_needs_no_pinned_memory(model_dir: Path) -> None:
+    from verl.workers.engine.fsdp import transformer_impl
+
+    assert transformer_impl.CPUOffloadPolicy(pin_memory=True) is None
+
+
+@check("D2.vllm")
+def vllm_is_found_as_a_distribution(model_dir: Path) -> None:
+    import importlib.metadata
+
+    import verl.third_party.vllm as third_party
+
+    assert importlib.metadata.version("vllm").startswith("0.25.1")
+    assert third_party.vllm_version is not None
+
+
+def main() -> int:
+    step, model_dir = sys.argv[1], Path(sys.argv[2])
+    import verl  # noqa: F401 - runs the plugin first, as in a worker
+
+    CHECKS[step](model_dir)
+    print(f"{step}: ok")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Every adaptation step works, and its check fails when the step alone is switched off."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def steps_with_checks() -> list[str]:
+    sys.path.insert(0, str(HERE))
+    try:
+        from checks import CHECKS
+    finally:
+        sys.path.pop(0)
+    return list(CHECKS)
+
+
+def run_check(step: str, model: Path, disable: str = "") -> subprocess.CompletedProcess:
+    env = {**os.environ, "VERL_PLATFORM": "cpu", "HYOCR_DISABLE": disable, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, str(HERE / "checks.py"), step, str(model)], env=env, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.parametrize("step", steps_with_checks())
+def test_step_works(step, tiny_model):
+    result = run_check(step, tiny_model)
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+@pytest.mark.parametrize("step", steps_with_checks())
+def test_check_fails_without_the_step(step, tiny_model):
+    result = run_check(step, tiny_model, disable=step)
+    assert result.returncode != 0, f"{step} can be removed and nothing notices"
+    assert "HYOCR_DISABLE" in result.stderr + result.stdout or "A6" in step, result.stderr[-2000:]
+
+
+def test_every_step_has_a_check(tiny_model):
+    code = "import verl; from verl_hyocr import registry; print(' '.join(s.id for s in registry.steps()))"
+    env = {**os.environ, "VERL_PLATFORM": "cpu"}
+    output = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+    installed = set(output.split())
+    assert installed - set(steps_with_checks()) == set()

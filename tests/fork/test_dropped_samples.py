@@ -1,0 +1,572 @@
+"""D1: samples without a score take no part in training.
+
+The decisions are tested as pure functions, the replay buffer and the trainer on a real transfer queue, the gradients in a fresh
+process (``python tests/fork/test_dropped_samples.py D1 MODEL_DIR``, also with the step switched off), the whole in one run of
+train_grpo.sh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from pathlib import Path
+
+os.environ.setdefault("VERL_PLATFORM", "cpu")
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from verl_hyocr import drop_policy
+from verl_hyocr.drop_policy import DropGuard, DropPlan
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def scored(score: float = 1.0, **more) -> dict:
+    """A reward function's result with the kit's keys."""
+    result = {
+        "score": score,
+        "acc": float(score == 1.0),
+        "valid": 1.0,
+        "task": "Parsing",
+        "decision": "scored",
+        "analysis": "",
+    }
+    return result | more
+
+
+def invalid(decision: str = "judge_unavailable", task: str = "VQA", **more) -> dict:
+    return scored(-1.0, valid=0.0, task=task, decision=decision) | more
+
+
+def group(uid: str, results: list[dict]) -> dict[str, dict]:
+    return {f"{uid}_{session}_0": result for session, result in enumerate(results)}
+
+
+# ------------------------------------------------------------------------------------------------------- decisions
+
+
+def test_invalid_samples_are_dropped_and_their_siblings_stay():
+    plan = drop_policy.plan(group("a", [scored(), invalid(), scored(0.0)]) | group("b", [scored(), scored()]))
+    assert plan.dropped_keys == {"a_1_0"}
+    assert (plan.samples, plan.rate, plan.lost_groups) == (5, 0.2, frozenset())
+    assert plan.metrics() == {
+        "hyocr/dropped/total": 1.0,
+        "hyocr/dropped/rate": 0.2,
+        "hyocr/dropped/groups": 0.0,
+        "hyocr/dropped/VQA/judge_unavailable": 1.0,
+    }
+
+
+def test_a_group_left_with_one_sample_goes_whole():
+    plan = drop_policy.plan(group("a", [scored(), invalid(), invalid("bad_reference", "IE")]))
+    assert plan.dropped_keys == {"a_0_0", "a_1_0", "a_2_0"}
+    assert plan.lost_groups == {"a"}
+    assert plan.reasons() == {"VQA/judge_unavailable": 1, "IE/bad_reference": 1, "Parsing/group_too_small": 1}
+
+
+def test_a_group_that_lost_nothing_stays_whatever_its_size():
+    plan = drop_policy.plan(group("a", [scored()]) | group("b", [invalid(), scored(), scored()]))
+    assert plan.dropped_keys == {"b_0_0"}
+
+
+@pytest.mark.parametrize(
+    "info", [{}, {"acc": 0.0}, {"score": -1.0}, {"valid": None}, {"valid": "no"}, {"valid": float("nan")}]
+)
+def test_results_that_do_not_say_invalid_are_kept(info):
+    plan = drop_policy.plan(group("a", [info, info]))
+    assert not plan.dropped
+
+
+def test_other_reward_functions_get_no_metrics():
+    assert drop_policy.plan(group("a", [{"acc": 1.0}, {"score": -1.0}])).metrics() == {}
+    assert drop_policy.plan({}).metrics() == {}
+
+
+def test_a_session_of_several_rows_follows_its_last_one():
+    rows = {"a_0_0": scored(), "a_0_10": invalid(), "a_0_9": scored(), "a_1_0": scored(), "a_2_0": scored()}
+    plan = drop_policy.plan(rows)
+    assert plan.samples == 3
+    assert [sample.keys for sample in plan.dropped] == [("a_0_0", "a_0_9", "a_0_10")]
+
+
+def test_metric_names_hold_no_separators():
+    plan = drop_policy.plan(group("a", [invalid("went wrong: a/b", ""), scored(), scored()]))
+    assert "hyocr/dropped/unknown/went_wrong_a_b" in plan.metrics()
+
+
+def test_analyses_are_those_of_judged_samples_dropped_or_not():
+    record = json.dumps({"judge": {"decision": "scored"}})
+    plan = drop_policy.plan(group("a", [scored(analysis=record), invalid(analysis=record), scored(analysis="text")]))
+    assert plan.analyses == (record, record)
+    assert drop_policy.plan(group("a", [{"analysis": record}])).analyses == ()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=6))
+def test_what_is_kept_is_scored_and_comparable(groups):
+    infos = {}
+    for number, flags in enumerate(groups):
+        infos |= group(f"g{number}", [scored() if valid else invalid() for valid in flags])
+    plan = drop_policy.plan(infos)
+    kept = infos.keys() - plan.dropped_keys
+    assert all(infos[key]["valid"] for key in kept)
+    sizes = Counter(key.split("_")[0] for key in kept)
+    for number, flags in enumerate(groups):
+        valid = sum(flags)
+        expected = valid if valid == len(flags) or valid >= 2 else 0
+        assert sizes[f"g{number}"] == expected
+    assert plan.rate == pytest.approx(1 - len(kept) / len(infos))
+    assert sum(plan.reasons().values()) == len(plan.dropped) == len(infos) - len(kept)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6), st.data())
+def test_padding_is_spread_over_mini_batches(ranks, parts, rows, data):
+    size = parts * rows
+    flags = data.draw(st.lists(st.booleans(), min_size=ranks * size, max_size=ranks * size))
+    order = drop_policy.spread_padding(flags, ranks, parts)
+    for rank in range(ranks):
+        mine = order[rank * size : (rank + 1) * size]
+        assert sorted(mine) == list(range(rank * size, (rank + 1) * size))
+        counts = [sum(flags[row] for row in mine[part * rows : (part + 1) * rows]) for part in range(parts)]
+        assert max(counts) - min(counts) <= 1
+
+
+# ----------------------------------------------------------------------------------------------------------- guard
+
+
+def steps(*rates: float) -> list[DropPlan]:
+    return [
+        drop_policy.plan(group("a", [invalid()] * int(10 * rate) + [scored()] * (10 - int(10 * rate))))
+        for rate in rates
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rates", "stops"),
+    [
+        ((0.6, 0.6, 0.6), True),
+        ((0.6, 0.5, 0.6), False),
+        ((0.6, 0.6), False),
+        ((0.0, 0.6, 0.6, 0.6), True),
+        ((1, 1, 1), True),
+    ],
+)
+def test_guard_stops_when_every_step_of_the_window_is_above(rates, stops):
+    guard = DropGuard(max_rate=0.5, window=3)
+    reason = [guard.update(step) for step in steps(*rates)][-1]
+    assert (reason is not None) == stops
+    if stops:
+        assert "HYOCR_MAX_DROP_RATE=0.5" in reason and "VQA/judge_unavailable" in reason
+
+
+def test_guard_is_off_at_one():
+    guard = DropGuard(max_rate=1.0, window=1)
+    assert guard.update(steps(1)[0]) is None
+
+
+def test_guard_reads_its_environment():
+    assert DropGuard.from_env({}) == DropGuard(0.5, 5)
+    assert DropGuard.from_env({"HYOCR_MAX_DROP_RATE": " 0.2 ", "HYOCR_DROP_WINDOW": ""}) == DropGuard(0.2, 5)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("HYOCR_MAX_DROP_RATE", "half"),
+        ("HYOCR_MAX_DROP_RATE", "1.5"),
+        ("HYOCR_MAX_DROP_RATE", "nan"),
+        ("HYOCR_DROP_WINDOW", "0"),
+        ("HYOCR_DROP_WINDOW", "2.5"),
+    ],
+)
+def test_guard_names_a_wrong_variable(variable, value):
+    with pytest.raises(ValueError, match=variable):
+        DropGuard.from_env({variable: value})
+
+
+# ---------------------------------------------------------------------------------------- on a real transfer queue
+
+
+@contextlib.contextmanager
+def transfer_queue():
+    """verl's transfer queue on a small Ray of its own."""
+    import ray
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(
+        address="local",
+        num_cpus=3,
+        num_gpus=0,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100 * 2**20,
+    )
+    try:
+        tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+        yield tq
+    finally:
+        tq.close()
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def shared_queue():
+    with transfer_queue() as tq:
+        yield tq
+
+
+@pytest.fixture
+def queue(shared_queue):
+    yield shared_queue
+    for partition, items in (shared_queue.kv_list() or {}).items():
+        if items:
+            shared_queue.kv_clear(keys=list(items), partition_id=partition)
+
+
+def row(key: str, info: dict, prompt: int = 5, seed: int = 0) -> dict:
+    """What an agent loop writes for one answer; its length and tokens follow from the key."""
+    import torch
+
+    uid, session, index = drop_policy.split_key(key)
+    generator = torch.Generator().manual_seed(zlib.crc32(key.encode()) + seed)
+    length = 3 + int(session) + index
+    tokens = torch.randint(10, 100, (prompt + length,), generator=generator)
+    rewards = torch.zeros(length)
+    rewards[-1] = info.get("score", 0.0)
+    return {
+        "uid": uid,
+        "prompts": tokens[:prompt],
+        "responses": tokens[prompt:],
+        "input_ids": tokens,
+        "position_ids": torch.arange(prompt + length).expand(4, -1).clone(),
+        "response_mask": torch.ones(length, dtype=torch.int64),
+        "loss_mask": torch.ones(length, dtype=torch.int64),
+        "rollout_log_probs": -torch.rand(length, generator=generator),
+        "rm_scores": rewards,
+        "multi_modal_inputs": {},
+        "num_turns": 2,
+        "extra_fields": {"reward_extra_info": info},
+    }
+
+
+def put(infos: dict[str, dict], partition: str = "train", status: str = "finished", step: int = 1) -> None:
+    """Write answers and their prompts as the rollout does."""
+    import transfer_queue as tq
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    rows = [row(key, info) for key, info in infos.items()]
+    tags = [
+        {
+            "status": "success",
+            "prompt_len": len(one["prompts"]),
+            "response_len": len(one["responses"]),
+            "seq_len": len(one["input_ids"]),
+            "global_steps": step,
+            "min_global_steps": step - 1,
+            "max_global_steps": step - 1,
+        }
+        for one in rows
+    ]
+    tq.kv_batch_put(keys=list(infos), partition_id=partition, fields=list_of_dict_to_tensordict(rows), tags=tags)
+    uids = sorted({drop_policy.split_key(key)[0] for key in infos})
+    prompts = [{"is_prompt": True, "status": status, "global_steps": step} for _ in uids]
+    tq.kv_batch_put(keys=uids, partition_id=partition, tags=prompts)
+
+
+def buffer(refill=None, **features):
+    from verl_hyocr.sampler import HyocrReplayBuffer
+
+    return HyocrReplayBuffer(
+        trainer_mode="sync",
+        trainer_config={},
+        max_off_policy_threshold=8,
+        max_off_policy_strategy="drop",
+        sampler_kwargs=features,
+        poll_interval=0.01,
+        refill_fn=refill or (lambda count: pytest.fail("nothing to refill")),
+    )
+
+
+def test_sampled_batch_holds_scored_samples_only(queue):
+    put(group("a", [scored(), invalid(), scored(0.0)]) | group("b", [invalid(), scored()]))
+    sampler = buffer()
+    batch, metrics = sampler.sample(1, "train", 2)
+    assert sorted(batch.keys) == ["a_0_0", "a_2_0"]
+    assert len(batch.tags) == 2 and all(tag["seq_len"] for tag in batch.tags)
+    assert metrics["hyocr/dropped/rate"] == pytest.approx(3 / 5) and metrics["hyocr/dropped/groups"] == 1
+    assert not sampler.left_nothing
+    # A log of the step can still show them, and the next step begins without them.
+    keys = sorted(key for sample in sampler.dropped for key in sample.keys)
+    assert keys == ["a_1_0", "b_0_0", "b_1_0"]
+    rewards = queue.kv_batch_get(keys=keys, partition_id="train", select_fields=["rm_scores"])["rm_scores"]
+    assert [float(one.sum()) for one in rewards] == [-1.0, -1.0, 1.0]
+    sampler.clear_dropped()
+    assert sorted(queue.kv_list("train")["train"]) == ["a_0_0", "a_2_0"]
+
+
+def test_next_sample_clears_what_nobody_cleared(queue):
+    sampler = buffer()
+    for step in (1, 2):
+        put(group(f"s{step}", [scored(), invalid(), scored()]), step=step)
+        batch, _ = sampler.sample(step, "train", 1)
+        queue.kv_clear(keys=batch.keys, partition_id="train")
+    assert sorted(queue.kv_list("train")["train"]) == ["s2_1_0"]
+
+
+def test_validation_is_left_alone(queue):
+    put(group("v", [invalid(), invalid()]), partition="val")
+    batch, metrics = buffer().sample(1, "val", 1)
+    assert sorted(batch.keys) == ["v_0_0", "v_1_0"] and metrics == {}
+
+
+def test_other_reward_functions_keep_their_batch(queue):
+    put(group("a", [{"score": -1.0, "acc": 0.0}, {"score": 1.0, "acc": 1.0}, {}]))
+    batch, metrics = buffer().sample(1, "train", 1)
+    assert sorted(batch.keys) == ["a_0_0", "a_1_0", "a_2_0"] and metrics == {}
+
+
+def test_group_filter_judges_scored_samples_only(queue):
+    """algorithm.filter_groups keeps working: groups without signal among their scored samples are replaced."""
+    put(
+        group("same", [scored(), scored(), invalid()])
+        | group("good", [scored(), scored(0.0), invalid()])
+        | group("lone", [scored(), invalid(), invalid()])
+    )
+    refilled = []
+
+    def refill(count: int) -> None:
+        refilled.append(count)
+        put(group(f"new{len(refilled)}", [scored(), scored(0.0), scored(0.5)]))
+
+    sampler = buffer(
+        refill, filter_groups_metric="score", train_batch_size=2, gen_batch_size=1, max_inflight_gen_batches=1
+    )
+    batch, metrics = sampler.sample(1, "train", 2)
+    assert sorted(batch.keys) == ["good_0_0", "good_1_0", "new1_0_0", "new1_1_0", "new1_2_0"]
+    assert metrics["training/filter_groups/evicted_samples"] == 2
+    assert (metrics["hyocr/dropped/total"], metrics["hyocr/dropped/rate"]) == (4, pytest.approx(4 / 9))
+    assert metrics["hyocr/dropped/Parsing/group_too_small"] == 1
+    assert sorted(queue.kv_list("train")["train"]) == sorted([*batch.keys, "good_2_0"])
+
+
+def test_failed_groups_are_refilled_as_upstream_does(queue):
+    import transfer_queue as tq
+
+    tq.kv_batch_put(
+        keys=["dead"], partition_id="train", tags=[{"is_prompt": True, "status": "failure", "global_steps": 1}]
+    )
+    sampler = buffer(
+        lambda count: put(group("new", [scored(), scored(0.0)])), sync_refill_failed_groups=True, gen_batch_size=1
+    )
+    batch, metrics = sampler.sample(1, "train", 1)
+    assert sorted(batch.keys) == ["new_0_0", "new_1_0"] and metrics["training/rollout_failure/evicted_samples"] == 1
+
+
+# ----------------------------------------------------------------------------------------------------- the trainer
+
+
+class Replicas:
+    """Stands for the checkpoint engine, whose part in a step is to put the rollout engines to sleep and wake them."""
+
+    def __init__(self):
+        self.calls = []
+
+    def sleep_replicas(self):
+        self.calls.append("sleep")
+
+    def update_weights(self, step):
+        self.calls.append(f"update {step}")
+
+
+def trainer_config(**overrides):
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.create(
+        {
+            "algorithm": {"filter_groups": {"enable": False}},
+            "data": {"train_batch_size": 2, "gen_batch_size": None},
+            "reward": {
+                "reward_model": {"enable": False, "enable_resource_pool": False},
+                "custom_reward_function": {"path": str(ROOT / "reward_ocr.py")},
+            },
+            "actor_rollout_ref": {"rollout": {"temperature": 1.0, "n": 3}, "actor": {"ppo_mini_batch_size": 2}},
+            "trainer": {
+                "save_freq": 10,
+                "v1": {
+                    "trainer_mode": "sync",
+                    "sync": {},
+                    "sampler": {
+                        "max_off_policy_threshold": 8,
+                        "max_off_policy_strategy": "drop",
+                        "sync_refill_failed_groups": False,
+                        "custom_sampler": {"path": "pkg://verl_hyocr.sampler", "name": "HyocrReplayBuffer"},
+                        "sampler_kwargs": {},
+                    },
+                },
+            },
+        }
+    )
+    for key, value in overrides.items():
+        OmegaConf.update(config, key.replace("__", "."), value, force_add=True)
+    return config
+
+
+def bare_trainer(config=None, max_rate: float = 0.5, window: int = 2):
+    """The trainer without its workers and rollout engines."""
+    from verl_hyocr.trainer import HyocrTrainerSync, ScoreWatch
+
+    trainer = object.__new__(HyocrTrainerSync)
+    trainer.config = config if config is not None else trainer_config()
+    trainer.trainer_mode, trainer.global_steps, trainer.total_training_steps = "sync", 1, 100
+    trainer.curr_step_profile, trainer.timing_raw = False, {}
+    trainer.checkpoint_manager = Replicas()
+    trainer.watch = ScoreWatch(trainer.config.reward.custom_reward_function.path, DropGuard(max_rate, window))
+    trainer.replay_buffer = trainer._build_replay_buffer()
+    return trainer
+
+
+def test_an_empty_batch_skips_the_update(queue, caplog):
+    put(group("a", [invalid(), invalid(), scored()]) | group("b", [invalid()] * 3))
+    trainer = bare_trainer()
+    metrics = {}
+    batch = trainer.step_batch = trainer._step_once(metrics, {}, 2)
+    assert trainer.checkpoint_manager.calls == ["sleep"]
+    assert (metrics["hyocr/dropped/rate"], metrics["hyocr/dropped/skipped_update"]) == (1.0, 1.0)
+    assert "the update is skipped (5 VQA/judge_unavailable" in caplog.text
+    trainer._compute_metrics(batch, metrics, {"step": 1.5}, global_steps=1, epoch=0)
+    assert metrics["training/global_step"] == 1 and metrics["timing_s/step"] == 1.5
+    # As upstream ends a step; it cannot clear an empty list.
+    queue.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+    assert not (queue.kv_list("train") or {}).get("train")
+    trainer.global_steps = 2
+    trainer.on_step_begin()
+
+
+def test_trainer_gives_the_buffer_upstreams_filter_settings():
+    config = trainer_config(
+        algorithm__filter_groups={
+            "enable": True,
+            "metric": "acc",
+            "max_inflight_gen_batches": 3,
+            "max_num_gen_batches": 0,
+        }
+    )
+    sampler = bare_trainer(config).replay_buffer
+    assert (sampler.filter_groups_metric, sampler.train_batch_size, sampler.gen_batch_size) == ("acc", 2, 1)
+    assert sampler.max_inflight_gen_batches == 3 and sampler.refill_fn is not None
+    plain = bare_trainer().replay_buffer
+    assert (plain.filter_groups_metric, plain.gen_batch_size) == (None, 2)
+
+
+def test_trainer_refuses_another_sampler():
+    from verl_hyocr.trainer import HyocrTrainerSync
+
+    config = trainer_config(trainer__v1__sampler__custom_sampler={"path": None, "name": None})
+    trainer = object.__new__(HyocrTrainerSync)
+    with pytest.raises(TypeError, match=r"pkg://verl_hyocr\.sampler"):
+        trainer.__init__(_complete_for_base_class(config))
+
+
+def _complete_for_base_class(config):
+    """What upstream's constructor reads besides."""
+    from omegaconf import OmegaConf
+
+    more = {
+        "algorithm": {"use_kl_in_reward": False, "adv_estimator": "grpo"},
+        "actor_rollout_ref": {"model": {}, "actor": {"use_kl_loss": False}},
+        "critic": {"enable": False},
+        "distillation": None,
+        "trainer": {"checkpoint_callback": None},
+    }
+    return OmegaConf.merge(config, more)
+
+
+def test_a_run_that_drops_too_much_saves_and_stops():
+    from verl_hyocr.trainer import TrainingStopped
+
+    trainer = bare_trainer()
+    saved = []
+    trainer._save_checkpoint = lambda: saved.append(trainer.global_steps)
+    trainer._shutdown_dump_executor = lambda: None
+    for trainer.global_steps in (1, 2):
+        trainer.on_step_begin()
+        trainer.watch.update(steps(0.8)[0])
+        trainer.on_step_end()
+    assert saved == [2]
+    trainer.global_steps = 3
+    with pytest.raises(TrainingStopped, match=r"after step 2: .*80%, 80%.*HYOCR_MAX_DROP_RATE=0\.5"):
+        trainer.on_step_begin()
+
+
+def test_a_step_that_is_saved_anyway_is_saved_once():
+    trainer = bare_trainer(window=1)
+    trainer._save_checkpoint = lambda: pytest.fail("upstream saves this step")
+    trainer.watch.update(steps(1)[0])
+    for trainer.global_steps in (10, 100):
+        trainer.on_step_end()
+    trainer.config.trainer.save_freq, trainer.global_steps = -1, 5
+    trainer.on_step_end()
+
+
+# ------------------------------------------------------------------------------------------------------- the judge
+
+
+def judged(decision: str = "scored", **record) -> str:
+    record = {
+        "decision": decision,
+        "calls": 1,
+        "retries": 0,
+        "failures": {},
+        "latency_s": 0.5,
+        "server": "h:1",
+        "cached": False,
+    } | record
+    return json.dumps({"judge": record, "verdict": 1})
+
+
+def test_judge_metrics_and_its_stop_rule(monkeypatch):
+    from verl_hyocr.trainer import ScoreWatch
+
+    monkeypatch.setenv("JUDGE_MAX_FAILURE_RATE", "0.5")
+    monkeypatch.setenv("JUDGE_FAILURE_WINDOW", "6")
+    watch = ScoreWatch(str(ROOT / "reward_ocr.py"), DropGuard(1.0, 1))
+    failed = invalid(analysis=judged("judge_unavailable", error="connection refused"))
+    first = watch.update(drop_policy.plan(group("a", [scored(analysis=judged()), failed, failed, scored()])))
+    assert first["hyocr/judge/judgements"] == 3 and first["hyocr/judge/failure_rate"] == pytest.approx(2 / 3)
+    assert watch.stop_reason == ""
+    watch.update(drop_policy.plan(group("b", [scored(analysis=judged()), failed, failed])))
+    assert "JUDGE_MAX_FAILURE_RATE" in watch.stop_reason and "connection refused" in watch.stop_reason
+
+
+def test_other_reward_functions_do_not_load_the_kits():
+    from verl_hyocr.trainer import ScoreWatch
+
+    watch = ScoreWatch("/elsewhere/reward.py", DropGuard(1.0, 1))
+    results = [{"acc": 1.0, "analysis": judged()}, scored(analysis="a judge of wine"), invalid()]
+    assert watch.update(drop_policy.plan(group("a", results))) == {}
+    assert watch._judge is None
+
+
+def test_judge_metrics_are_found_next_to_the_reward_function():
+    code = (
+        "import sys; sys.path[:] = [p for p in sys.path if p not in ('', sys.argv[1])]\n"
+        "from verl_hyocr.trainer import load_judge_metrics\n"
+        "print(load_judge_metrics(sys.argv[1] + '/reward_ocr.py').PREFIX)\n"
+        "sys.path.remove(sys.argv[1]); [sys.modules.pop(n) for n in list(sys.modules) if n.split('.')[0] == 'reward']\n"
+        "try: load_judge_metrics('/elsewhere/reward.py')\n"
+        "except ModuleNotFoundError: print('not found')\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT)], env=env, cwd="/", capture_output=True, text=True, timeout=300
+    )
+    assert result.stdout.splitlines()[-2:] == ["hyocr/judge", "not found"], result.stderr[-2000:]
