@@ -232,13 +232,13 @@ def queue(shared_queue):
             shared_queue.kv_clear(keys=list(items), partition_id=partition)
 
 
-def row(key: str, info: dict, prompt: int = 5, seed: int = 0) -> dict:
-    """What an agent loop writes for one answer; its length and tokens follow from the key."""
+def row(key: str, info: dict) -> dict:
+    """What an agent loop writes for one answer; its lengths and tokens follow from the key."""
     import torch
 
     uid, session, index = drop_policy.split_key(key)
-    generator = torch.Generator().manual_seed(zlib.crc32(key.encode()) + seed)
-    length = 3 + int(session) + index
+    generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+    prompt, length = 5 + ord(uid[0]) % 3, 3 + int(session) + index
     tokens = torch.randint(10, 100, (prompt + length,), generator=generator)
     rewards = torch.zeros(length)
     rewards[-1] = info.get("score", 0.0)
@@ -570,3 +570,226 @@ def test_judge_metrics_are_found_next_to_the_reward_function():
         [sys.executable, "-c", code, str(ROOT)], env=env, cwd="/", capture_output=True, text=True, timeout=300
     )
     assert result.stdout.splitlines()[-2:] == ["hyocr/judge", "not found"], result.stderr[-2000:]
+
+
+# ------------------------------------------------------------------------------------------------------- gradients
+
+
+def compose_for_cpu(model_dir: Path, *overrides: str):
+    """The configuration of a run on the CPU platform, completed by the fork."""
+    from verl_hyocr.dry_run import compose
+
+    actor = "actor_rollout_ref.actor"
+    return compose(
+        [
+            "algorithm.adv_estimator=grpo",
+            f"actor_rollout_ref.model.path={model_dir}",
+            "actor_rollout_ref.model.use_remove_padding=False",
+            "actor_rollout_ref.model.enable_gradient_checkpointing=False",
+            "actor_rollout_ref.rollout.name=vllm",
+            "actor_rollout_ref.rollout.n=4",
+            "data.train_batch_size=3",
+            "trainer.n_gpus_per_node=1",
+            "trainer.device=cpu",
+            f"{actor}.strategy=fsdp2",
+            f"{actor}.use_dynamic_bsz=True",
+            f"{actor}.ppo_max_token_len_per_gpu=160",
+            f"{actor}.ppo_mini_batch_size=3",
+            f"{actor}.use_torch_compile=False",
+            f"{actor}.fsdp_config.use_torch_compile=False",
+            f"{actor}.fsdp_config.model_dtype=fp32",
+            f"+{actor}.fsdp_config.mixed_precision.param_dtype=fp32",
+            f"{actor}.use_kl_loss=True",
+            f"{actor}.kl_loss_coef=0.1",
+            f"{actor}.entropy_coeff=0.01",
+            *overrides,
+        ]
+    )
+
+
+class Actor:
+    """The actor's engine and loss as a worker builds them, on one gloo rank."""
+
+    def __init__(self, config):
+        import socket
+        from functools import partial
+
+        from verl.utils.config import omega_conf_to_dataclass
+        from verl.utils.distributed import initialize_global_process_group_ray
+        from verl.workers.engine import EngineRegistry
+        from verl.workers.utils.losses import ppo_loss
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1")
+        initialize_global_process_group_ray()
+        actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        actor.model_config = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+        self.loss = partial(ppo_loss, config=actor)
+        self.max_tokens = actor.ppo_max_token_len_per_gpu
+        self.engine = EngineRegistry.new(
+            model_type="language_model",
+            backend=actor.strategy,
+            model_config=actor.model_config,
+            engine_config=actor.engine,
+            optimizer_config=actor.optim,
+            checkpoint_config=actor.checkpoint,
+        )
+        self.engine.initialize()
+
+    def gradient(self, data, sequences: int) -> dict:
+        """Gradient of one mini-batch; ``sequences`` is the size that the configuration promises."""
+        from verl.utils import tensordict_utils as tu
+
+        tu.assign_non_tensor(
+            data,
+            use_remove_padding=False,
+            use_dynamic_bsz=True,
+            max_token_len_per_gpu=self.max_tokens,
+            calculate_entropy=True,
+            temperature=1.0,
+            global_batch_size=sequences,
+        )
+        with self.engine.train_mode():
+            self.engine.optimizer_zero_grad()
+            self.engine.forward_backward_batch(data, self.loss)
+            found = {
+                name: getattr(one.grad, "full_tensor", lambda grad=one.grad: grad)().clone()
+                for name, one in self.engine.module.named_parameters()
+                if one.grad is not None
+            }
+        largest = max(float(grad.abs().max()) for grad in found.values())
+        print(f"largest gradient {largest:.2e}")
+        assert largest > 1e-3
+        return found
+
+
+def difference(left: dict, right: dict) -> float:
+    return max(float((left[name] - right[name]).abs().max()) for name in left.keys() | right.keys())
+
+
+def log_probs(rows: list[dict]) -> list[dict]:
+    """What the old and reference passes add to a row: near the tiny model's own, different for every token."""
+    import torch
+
+    return [
+        {"old_log_probs": -11.7 - one["responses"] / 500, "ref_log_prob": -11.9 + one["responses"] / 400}
+        if one["response_mask"].any()
+        else {name: torch.zeros(len(one["responses"])) for name in ("old_log_probs", "ref_log_prob")}
+        for one in rows
+    ]
+
+
+MIXED = (
+    group("a", [scored(0.9), scored(0.1), invalid(), scored(0.4)])
+    | group("b", [invalid(), scored(0.7), invalid(), invalid()])
+    | group("c", [scored(0.2), scored(1.0), scored(0.0), scored(0.5)])
+)
+TRAINABLE = {key: info for key, info in MIXED.items() if info["valid"] and not key.startswith("b")}
+
+
+def reference_batch():
+    """The samples that carry a signal, as if the others had never been generated: no buffer, no padding."""
+    import numpy as np
+    import torch
+    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    rows = [row(key, info) for key, info in TRAINABLE.items()]
+    pad = lambda name: torch.nn.utils.rnn.pad_sequence([one[name] for one in rows], batch_first=True)
+    advantages, _ = compute_grpo_outcome_advantage(
+        pad("rm_scores"), pad("response_mask"), np.array([one["uid"] for one in rows])
+    )
+    for one, extra, advantage in zip(rows, log_probs(rows), advantages, strict=True):
+        one.update(extra, advantages=advantage[: len(one["responses"])])
+    return list_of_dict_to_tensordict(rows)
+
+
+def check_drop(model_dir: Path) -> None:
+    """Through the configured buffer and trainer, a batch with invalid samples gives the gradient of the batch without them."""
+    import transfer_queue as tq
+    from verl.trainer.ppo.v1 import get_trainer_cls
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    config = compose_for_cpu(model_dir)
+    trainer_class = get_trainer_cls(config.trainer.v1.trainer_mode)
+    config.trainer.v1.trainer_mode = "sync"
+    trainer = object.__new__(trainer_class)
+    trainer.config, trainer.trainer_mode, trainer.global_steps, trainer.use_critic = config, "sync", 1, False
+    trainer.tokenizer = type("Tokenizer", (), {"eos_token_id": 2})
+    trainer.actor_rollout_wg = type("Workers", (), {"_dispatch_info": {"actor": [0]}})
+    actor = Actor(config)
+    with transfer_queue():
+        trainer.replay_buffer = trainer._build_replay_buffer()
+        put(MIXED)
+        batch, _ = trainer.replay_buffer.sample(1, "train", 3)
+        batch = trainer._balance_batch(batch, metrics={})
+        rows = [dict(tq.kv_batch_get(keys=[key], partition_id="train")[0]) for key in batch.keys]
+        tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict(log_probs(rows)))
+        batch = trainer._compute_advantage(batch, metrics={})
+        data = tq.kv_batch_get(keys=batch.keys, partition_id="train")
+        padding = [tag.get("is_padding", False) for tag in batch.tags]
+    assert len(padding) == 12
+    found = difference(actor.gradient(data, 12), actor.gradient(reference_batch(), len(TRAINABLE)))
+    print(f"gradient difference {found:.2e}, {sum(padding)} padding rows")
+    assert found < 1e-6, f"the gradients differ by {found}"
+    assert sum(padding) == 12 - len(TRAINABLE) == 5
+
+
+def check_sequences(model_dir: Path) -> None:
+    """A loss averaged over sequences divides by those that are there, not by the configured number."""
+    mode = "seq-mean-token-mean"
+    actor = Actor(compose_for_cpu(model_dir, f"actor_rollout_ref.actor.loss_agg_mode={mode}"))
+    expected = actor.gradient(reference_batch(), len(TRAINABLE))
+    found = difference(actor.gradient(padded_reference(12), 12), expected)
+    print(f"gradient difference {found:.2e}")
+    assert found < 1e-6, f"the gradients differ by {found}"
+
+
+def padded_reference(size: int):
+    """The reference batch with rows that have no token in the loss, up to ``size``."""
+    import torch
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    rows = [dict(one) for one in reference_batch()]
+    empty = rows[0] | {
+        name: torch.zeros_like(rows[0][name]) for name in ("response_mask", "loss_mask", "advantages", "ref_log_prob")
+    }
+    return list_of_dict_to_tensordict(rows + [empty] * (size - len(rows)))
+
+
+CHECKS = {"D1": check_drop, "D1.sequences": check_sequences}
+
+
+def run_check(step: str, model: Path, disable: str = "") -> subprocess.CompletedProcess:
+    env = {
+        **os.environ,
+        "VERL_PLATFORM": "cpu",
+        "HYOCR_DISABLE": disable,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, __file__, step, str(model)], env=env, capture_output=True, text=True, timeout=600
+    )
+
+
+@pytest.mark.parametrize("step", CHECKS)
+def test_gradients_are_those_without_the_dropped_samples(step, tiny_model):
+    result = run_check(step, tiny_model)
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", CHECKS)
+def test_gradients_differ_without_the_step(step, tiny_model):
+    result = run_check(step, tiny_model, disable=step)
+    assert result.returncode != 0 and "the gradients differ by" in result.stderr, result.stderr[-3000:]
+
+
+if __name__ == "__main__":
+    import verl  # noqa: F401 - runs the plugin first, as in a worker
+
+    CHECKS[sys.argv[1]](Path(sys.argv[2]))

@@ -90,7 +90,7 @@ def config_refusals(config: DictConfig) -> list[str]:
     if path and name and (path, name) != SAMPLER and not _is_our_sampler(path, name):
         found.append(
             f"trainer.v1.sampler.custom_sampler={path}:{name} would train on samples without a score. Derive it from "
-            f"verl_hyocr.sampler.HyocrReplayBuffer. {_INSTEAD}"
+            f"verl_hyocr.sampler.HyocrReplayBuffer, or leave it out. {_INSTEAD}"
         )
     if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
         found.append(
@@ -105,11 +105,11 @@ def config_refusals(config: DictConfig) -> list[str]:
 
 
 def _is_our_sampler(path: str, name: str) -> bool:
-    from verl.utils.import_utils import load_extern_type
+    from verl.utils.import_utils import load_extern_object
 
     from verl_hyocr.sampler import HyocrReplayBuffer
 
-    sampler = load_extern_type(path, name)
+    sampler = load_extern_object(path, name)
     return isinstance(sampler, type) and issubclass(sampler, HyocrReplayBuffer)
 
 
