@@ -490,6 +490,32 @@ def _complete_for_base_class(config):
     return OmegaConf.merge(config, more)
 
 
+def test_validation_means_leave_out_what_has_no_score():
+    infos = {
+        "reward": [1.0, -1.0, 0.5, -1.0],
+        "acc": [1.0, 0.0, 0.0, 0.0],
+        "valid": [1.0, 0.0, 1.0, 0.0],
+        "task": [*"abcd"],
+    }
+    arguments = (["s"] * 4, ["u", "v", "w", "x"], infos, [2, 2, 2, 2])
+    counts = {("s", uid): 1 for uid in "uvwx"}
+    metrics = bare_trainer()._val_metrics_update(*arguments, expected_acc_counts=dict(counts))
+    assert metrics["val-core/s/acc/mean@1"] == 0.5
+    assert metrics["val-aux/s/reward/mean@1"] == 0.75
+    assert metrics["val-aux/s/valid/mean@1"] == 0.5
+    assert infos["reward"][1] == -1.0, "what is written to files stays as it was"
+
+
+def test_validation_of_other_reward_functions_is_upstreams():
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+    trainer = bare_trainer()
+    arguments = (["s", "s"], ["u", "v"], {"reward": [-1.0, 0.5], "acc": [0.0, 1.0]}, [2, 2])
+    counts = {("s", "u"): 1, ("s", "v"): 2}
+    ours = trainer._val_metrics_update(*arguments, expected_acc_counts=dict(counts))
+    assert ours == PPOTrainerSync._val_metrics_update(trainer, *arguments, expected_acc_counts=dict(counts))
+
+
 def test_a_run_that_drops_too_much_saves_and_stops():
     from verl_hyocr.trainer import TrainingStopped
 

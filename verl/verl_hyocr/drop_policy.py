@@ -136,6 +136,26 @@ def plan(infos: Mapping[str, Mapping[str, Any]]) -> DropPlan:
     )
 
 
+def hide_invalid(columns: Mapping[str, list[Any]]) -> tuple[dict[str, list[Any]], list[int]]:
+    """Take the values of invalid samples out of a table of reward results.
+
+    Args:
+        columns: name -> one value per sample.
+
+    Returns:
+        The table with None, which verl's validation metrics pass over, in every column but ``valid`` of invalid
+        samples; and the numbers of these samples.
+    """
+    valid = columns.get("valid", [])
+    invalid = [number for number, value in enumerate(valid) if says_invalid({"valid": value})]
+    table = {name: list(values) for name, values in columns.items()}
+    for name, values in table.items():
+        if name != "valid":
+            for number in invalid:
+                values[number] = None
+    return table, invalid
+
+
 def _reason(info: Mapping[str, Any], invalid: bool) -> str:
     return _label(info.get("decision"), "invalid") if invalid else LONE
 

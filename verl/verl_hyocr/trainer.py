@@ -170,6 +170,20 @@ class HyocrTrainerSync(PPOTrainerSync):
             return
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
 
+    def _val_metrics_update(
+        self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts=None
+    ):
+        # Validation keeps its samples; those without a score are no -1 in its means, and no wrong answer.
+        infos, invalid = drop_policy.hide_invalid(reward_extra_infos_dict)
+        counts = dict(expected_acc_counts or {})
+        for number in invalid:
+            name = (str(data_sources[number]), str(sample_uids[number]))
+            if name in counts:
+                counts[name] -= 1
+        return super()._val_metrics_update(
+            data_sources, sample_uids, infos, sample_turns, expected_acc_counts=counts or None
+        )
+
 
 def load_judge_metrics(reward_path: str | None) -> ModuleType:
     """The kit's ``reward.utils.judge_metrics``, found like the reward function that wrote the records.
