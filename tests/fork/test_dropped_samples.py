@@ -815,6 +815,84 @@ def test_gradients_differ_without_the_step(step, tiny_model):
     assert result.returncode != 0 and "the gradients differ by" in result.stderr, result.stderr[-3000:]
 
 
+# ------------------------------------------------------------------------------------------------------ a whole run
+
+REWARD = '''
+"""Flags a third of the answers of the first step and every answer of the later ones, as a judge that dies does."""
+import json
+import zlib
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs):
+    draw = zlib.crc32(solution_str.encode())
+    valid = float(not extra_info.get("min_global_steps") and draw % 3 > 0)
+    decision = "scored" if valid else "judge_unavailable"
+    judge = {"decision": decision, "calls": 1, "retries": 0, "failures": {}, "latency_s": 0.5, "server": "h:1", "cached": False}
+    return {"score": draw % 7 / 7 if valid else -1.0, "acc": 0.0, "valid": valid, "task": "VQA", "reward_func": "test",
+            "decision": decision, "analysis": json.dumps({"judge": judge})}
+'''
+
+
+@pytest.fixture(scope="module")
+def dying_judge(kit_root, tmp_path_factory) -> tuple[subprocess.CompletedProcess, Path]:
+    """The demo for five steps with a reward function that has no score from the second step on."""
+    work = tmp_path_factory.mktemp("dropped")
+    (work / "reward.py").write_text(REWARD)
+    settings = {
+        "REWARD_FN_PATH": str(work / "reward.py"),
+        "REWARD_FN_NAME": "compute_score",
+        "DEMO_DIR": str(work / "demo"),
+        "OUTPUT_DIR": str(work / "out"),
+        "RAY_RUN_DIR": f"/tmp/hyocr-d1-{os.getpid()}",
+        "PYTHON": sys.executable,
+        "TOTAL_STEPS": "5",
+        "SAVE_FREQ": "10",
+        "TEST_FREQ": "-1",
+        "SAVE_HF_MODEL": "0",
+        "HYOCR_DROP_WINDOW": "2",
+        "HYOCR_MAX_DROP_RATE": "0.9",
+    }
+    keep = {name: os.environ[name] for name in ("PATH", "HOME", "VIRTUAL_ENV", "TMPDIR") if name in os.environ}
+    log = work / "log"
+    with open(log, "wb") as output:
+        result = subprocess.run(
+            ["bash", str(kit_root / "train_grpo.sh")],
+            env={**keep, "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1", **settings},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            timeout=1500,
+        )
+    result.stdout = log.read_text(errors="replace")
+    return result, work / "out/demo/tiny"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_run_trains_skips_and_stops(dying_judge):
+    result, run = dying_judge
+    assert result.returncode == 1, result.stdout[-6000:]
+    assert "training stopped after step 3: too many samples have no score: 100%, 100%" in result.stdout
+    assert "step 2: no group kept two scored samples, the update is skipped" in result.stdout
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [record["data"]["training/global_step"] for record in records] == [1, 2, 3]
+    first, *later = [record["data"] for record in records]
+    assert 0 < first["hyocr/dropped/rate"] < 1 and first["hyocr/dropped/skipped_update"] == 0
+    assert first["hyocr/dropped/VQA/judge_unavailable"] > 0
+    assert first["actor/grad_norm"] > 0 and first["critic/score/min"] >= 0, "no -1 among what is trained on"
+    for step in later:
+        assert (step["hyocr/dropped/rate"], step["hyocr/dropped/skipped_update"]) == (1, 1)
+        assert step["hyocr/judge/failure_rate"] == 1
+        assert not any(name.startswith("actor/") for name in step)
+
+
+@pytest.mark.slow
+def test_stopped_run_left_a_checkpoint(dying_judge):
+    _, run = dying_judge
+    assert (run / "ckpt/latest_checkpointed_iteration.txt").read_text().strip() == "3"
+    assert (run / "ckpt/global_step_3/actor/model_world_size_1_rank_0.pt").is_file()
+
+
 if __name__ == "__main__":
     import verl  # noqa: F401 - runs the plugin first, as in a worker
 
