@@ -435,6 +435,38 @@ def reference_needs_no_pinned_memory(model_dir: Path) -> None:
     assert transformer_impl.CPUOffloadPolicy(pin_memory=True) is None
 
 
+@check("D2.sampler")
+def cpu_logprobs_are_accurate(model_dir: Path) -> None:
+    """In a vLLM process, log-probs over a large vocabulary with a peak are right to 2e-6."""
+    import torch
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    from vllm.v1.sample.sampler import Sampler
+
+    logits = torch.randn(16, 120128, generator=torch.Generator().manual_seed(0)) * 1.2
+    logits[:, :4] += 14
+    exact = logits.double() - logits.double().logsumexp(-1, keepdim=True)
+    error = (Sampler.compute_logprobs(logits).double() - exact)[:, 0].abs().max().item()
+    assert error < 2e-6, f"log-probs are off by {error}"
+
+
+@check("D2.engine")
+def cpu_engine_keeps_weights_and_positions(model_dir: Path) -> None:
+    """In a vLLM process, linear layers keep their parameter and the 4-axis rotary runs natively."""
+    import torch
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    from vllm.model_executor.layers import utils
+    from vllm.model_executor.layers.rotary_embedding.xdrope import XDRotaryEmbedding
+
+    layer = torch.nn.Linear(64, 64, bias=False)
+    utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    assert layer.weight.shape == (64, 64), "the weight is gone: it could not be synced again"
+    assert XDRotaryEmbedding.forward_cpu is XDRotaryEmbedding.forward_native
+
+
 @check("D2.vllm")
 def vllm_is_found_as_a_distribution(model_dir: Path) -> None:
     import importlib.metadata

@@ -451,6 +451,23 @@ def test_an_empty_batch_skips_the_update(queue, caplog):
     trainer.on_step_begin()
 
 
+def test_padding_does_not_gather_in_the_last_mini_batch(queue):
+    infos = {}
+    for uid in "abcd":
+        infos |= group(uid, [scored(), scored(0.0), invalid()])
+    put(infos)
+    trainer = bare_trainer(trainer_config(actor_rollout_ref__actor__ppo_mini_batch_size=1, trainer__critic_warmup=0))
+    trainer.use_critic, trainer.tokenizer = False, type("Tokenizer", (), {"eos_token_id": 2})
+    trainer.actor_rollout_wg = type("Workers", (), {"_dispatch_info": {"actor": [0]}})
+    trainer.replay_buffer.step_plan = DropPlan()
+    batch, _ = trainer.replay_buffer.sample(1, "train", 4)
+    batch = trainer._balance_batch(batch, metrics={})
+    padding = [tag.get("is_padding", False) for tag in batch.tags]
+    assert [sum(padding[start : start + 3]) for start in (0, 3, 6)] == [0, 0, 1]
+    rewards = queue.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["rm_scores"])["rm_scores"]
+    assert [float(one.sum()) for one, pad in zip(rewards, padding) if pad] == [0.0]
+
+
 def test_trainer_gives_the_buffer_upstreams_filter_settings():
     config = trainer_config(
         algorithm__filter_groups={
@@ -541,6 +558,73 @@ def test_a_step_that_is_saved_anyway_is_saved_once():
         trainer.on_step_end()
     trainer.config.trainer.save_freq, trainer.global_steps = -1, 5
     trainer.on_step_end()
+
+
+# --------------------------------------------------------------------------------------------- the configuration
+
+
+def run_config(**overrides):
+    return trainer_config(
+        **{"trainer__use_v1": True, "trainer__v1__sampler__custom_sampler": {"path": None, "name": None}, **overrides}
+    )
+
+
+def test_dropping_is_the_default(monkeypatch):
+    from verl_hyocr.adapt.dropped_samples import config_defaults, config_refusals
+
+    sampler = "trainer.v1.sampler.custom_sampler"
+    assert config_refusals(run_config()) == []
+    assert config_defaults(run_config()) == {
+        "trainer.v1.trainer_mode": "hyocr_sync",
+        f"{sampler}.path": "pkg://verl_hyocr.sampler",
+        f"{sampler}.name": "HyocrReplayBuffer",
+    }
+    monkeypatch.setenv("HYOCR_DISABLE", "D1")
+    assert config_defaults(run_config()) == {} and config_refusals(run_config(trainer__use_v1=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ({"trainer__use_v1": False}, "trainer.use_v1=False"),
+        ({"trainer__v1__trainer_mode": "colocate_async"}, "trainer_mode=colocate_async"),
+        (
+            {
+                "trainer__v1__sampler__custom_sampler": {
+                    "path": "pkg://verl.trainer.ppo.v1.replay_buffer",
+                    "name": "ReplayBuffer",
+                }
+            },
+            "Derive it from verl_hyocr.sampler.HyocrReplayBuffer",
+        ),
+        ({"reward__reward_model__enable": True}, "enable_resource_pool=True"),
+    ],
+)
+def test_what_would_train_on_samples_without_a_score_is_refused(override, says):
+    from verl_hyocr.adapt.dropped_samples import config_refusals
+
+    (reason,) = config_refusals(run_config(**override))
+    assert says in reason and "HYOCR_DISABLE=D1" in reason
+
+
+def test_a_wrong_limit_is_refused_before_anything_starts(monkeypatch):
+    from verl_hyocr.adapt.dropped_samples import config_refusals
+
+    monkeypatch.setenv("HYOCR_MAX_DROP_RATE", "50%")
+    (reason,) = config_refusals(run_config())
+    assert "HYOCR_MAX_DROP_RATE='50%' is not a number" in reason
+
+
+def test_a_sampler_derived_from_ours_is_kept(tmp_path):
+    from verl_hyocr.adapt.dropped_samples import config_defaults, config_refusals
+
+    (tmp_path / "mine.py").write_text(
+        "from verl_hyocr.sampler import HyocrReplayBuffer\n\n\nclass Mine(HyocrReplayBuffer):\n    pass\n"
+    )
+    mine = {"path": str(tmp_path / "mine.py"), "name": "Mine"}
+    config = run_config(trainer__v1__sampler__custom_sampler=mine)
+    assert config_refusals(config) == []
+    assert config_defaults(config) == {"trainer.v1.trainer_mode": "hyocr_sync"}
 
 
 # ------------------------------------------------------------------------------------------------------- the judge

@@ -4,6 +4,8 @@ CPU backend of vLLM 0.25.1 only (D2):
 
 * ``XDRotaryEmbedding`` has no CPU forward and inherits one whose C++ kernel takes 1-D positions: heap corruption.
 * CPU linear layers repack their weight and drop the parameter, so weights could never be synced again.
+* torch's ``log_softmax`` on the CPU is off by up to 1e-4 over a vocabulary of 120,000 with a peak (fp32 running sum);
+  ``logsumexp``, which the actor uses, is right to 1e-6. The sampler's log-probs are computed the same way.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ def register() -> None:
 
     from verl_hyocr.registry import is_disabled
 
-    if current_platform.is_cpu() and not is_disabled("D2"):
-        _use_native_rotary()
-        _keep_linear_weights()
+    if current_platform.is_cpu():
+        if not is_disabled("D2.engine"):
+            _use_native_rotary()
+            _keep_linear_weights()
+        if not is_disabled("D2.sampler"):
+            _accurate_logprobs()
     _done = True
 
 
@@ -43,3 +48,15 @@ def _keep_linear_weights() -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
     utils.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm
+
+
+def _accurate_logprobs() -> None:
+    from vllm.v1.sample.sampler import Sampler
+
+    Sampler.compute_logprobs = staticmethod(compute_logprobs)
+
+
+def compute_logprobs(logits):
+    """Log-probabilities (B, V) in fp32 of ``logits`` (B, V), with an accurate normaliser."""
+    logits = logits.float()
+    return logits - logits.logsumexp(dim=-1, keepdim=True)
