@@ -82,7 +82,11 @@ def main(argv: list[str] | None = None) -> int:
         started = time.monotonic()
         again = HyocrDataset([str(source)], tokenizer, config, processor)
         cached = time.monotonic() - started
-        same = again.filter_report is None and len(again) == len(dataset) and again[0]["extra_info"] == dataset[0]["extra_info"]
+        same = (
+            again.filter_report is None
+            and len(again) == len(dataset)
+            and again[0]["extra_info"] == dataset[0]["extra_info"]
+        )
     print(
         f"{args.rows} rows filtered in {counted * args.rows:.1f} s ({counted * 1e3:.2f} ms a row); decoding takes "
         f"{decoded * 1e3:.1f} ms a row: {decoded / counted:.0f} times as long; second start from the cache {cached:.2f} s"
