@@ -90,9 +90,9 @@ def test_switches_are_refused_with_the_reason(checkout, environment, words):
     assert done.returncode == 2 and words in done.stderr
 
 
-def test_megatron_is_honoured_once_its_lock_file_exists(checkout):
+def test_megatron_is_honoured_once_its_lock_file_exists(checkout, base_python):
     (checkout.root / "requirements/megatron.txt").write_text("nothing==1\n")
-    done = checkout.run("install_cu13.sh", "--dry-run", "--skip-host-check", USE_MEGATRON="1", PYTHON=sys.executable)
+    done = checkout.run("install_cu13.sh", "--dry-run", "--skip-host-check", USE_MEGATRON="1", PYTHON=base_python)
     assert done.returncode == 0 and "requirements/megatron.txt" in done.stdout
 
 
