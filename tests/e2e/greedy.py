@@ -17,7 +17,6 @@ def main() -> int:
     engine, model_dir, images = sys.argv[1], sys.argv[2], sys.argv[3:]
     import verl  # noqa: F401 - the plugin brings the model fixes
     from PIL import Image
-
     from verl_hyocr.adapt.processor import load_processor
 
     processor = load_processor(model_dir)
@@ -49,7 +48,10 @@ def main() -> int:
             limit_mm_per_prompt={"image": 1},
         )
         prompts = [
-            {"prompt_token_ids": tokenizer(text, add_special_tokens=False)["input_ids"], "multi_modal_data": {"image": picture}}
+            {
+                "prompt_token_ids": tokenizer(text, add_special_tokens=False)["input_ids"],
+                "multi_modal_data": {"image": picture},
+            }
             for picture in pictures
         ]
         outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=TOKENS))

@@ -114,7 +114,9 @@ def test_vision_tower_was_trained(demo, run_dir):
     assert set(start) == set(end), "the export has the released names"
     assert all(start[name].shape == end[name].shape for name in start)
     for part in ("vit.", "model."):
-        moved = max((end[name].float() - start[name].float()).abs().max().item() for name in start if name.startswith(part))
+        moved = max(
+            (end[name].float() - start[name].float()).abs().max().item() for name in start if name.startswith(part)
+        )
         assert moved > 0, f"{part} did not move"
 
 

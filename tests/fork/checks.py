@@ -250,9 +250,8 @@ def _fsdp_rank(rank: int, model_dir: str, port: int) -> None:
     import datetime
 
     import torch
-    from torch.distributed.fsdp import fully_shard
-
     import verl  # noqa: F401 - runs the plugin, as in a worker
+    from torch.distributed.fsdp import fully_shard
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
@@ -329,7 +328,6 @@ def position_cache_follows_the_weights(model_dir: Path) -> None:
     """After a weight update through our worker extension, vLLM's bf16 patch embedding uses the new position table."""
     import torch
     from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
-
     from verl_hyocr.vllm_ext import HyocrWorkerExtension
 
     embed = vllm_patch_embed(model_dir, torch.bfloat16)
@@ -379,7 +377,7 @@ def guard_refuses_packing(model_dir: Path) -> None:
     from verl_hyocr.dry_run import compose
 
     try:
-        compose(minimal_overrides(model_dir) + ["actor_rollout_ref.model.use_remove_padding=True"])
+        compose([*minimal_overrides(model_dir), "actor_rollout_ref.model.use_remove_padding=True"])
     except ValueError as error:
         assert "use_remove_padding" in str(error)
     else:

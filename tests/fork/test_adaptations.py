@@ -22,9 +22,19 @@ def steps_with_checks() -> list[str]:
 
 
 def run_check(step: str, model: Path, disable: str = "") -> subprocess.CompletedProcess:
-    env = {**os.environ, "VERL_PLATFORM": "cpu", "HYOCR_DISABLE": disable, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    env = {
+        **os.environ,
+        "VERL_PLATFORM": "cpu",
+        "HYOCR_DISABLE": disable,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
     return subprocess.run(
-        [sys.executable, str(HERE / "checks.py"), step, str(model)], env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, str(HERE / "checks.py"), step, str(model)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl_hyocr import drop_policy
-from verl_hyocr.drop_policy import DropGuard, DropPlan
+from verl_hyocr.drop_policy import DropGuard, DropPlan, TrainingStopped
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -358,6 +358,20 @@ def test_group_filter_judges_scored_samples_only(queue):
     assert sorted(queue.kv_list("train")["train"]) == sorted([*batch.keys, "good_2_0"])
 
 
+def test_group_filter_does_not_refill_for_ever(queue, monkeypatch):
+    monkeypatch.setenv("HYOCR_DROP_WINDOW", "2")
+    put(group("a", [invalid(), invalid()]))
+    number = iter(range(100))
+
+    def refill(count: int) -> None:
+        for _ in range(count):
+            put(group(f"r{next(number)}", [invalid(), scored()]))
+
+    sampler = buffer(refill, filter_groups_metric="score", train_batch_size=1, gen_batch_size=1)
+    with pytest.raises(TrainingStopped, match=r"3 prompts .*VQA/judge_unavailable"):
+        sampler.sample(1, "train", 1)
+
+
 def test_failed_groups_are_refilled_as_upstream_does(queue):
     import transfer_queue as tq
 
@@ -534,8 +548,6 @@ def test_validation_of_other_reward_functions_is_upstreams():
 
 
 def test_a_run_that_drops_too_much_saves_and_stops():
-    from verl_hyocr.trainer import TrainingStopped
-
     trainer = bare_trainer()
     saved = []
     trainer._save_checkpoint = lambda: saved.append(trainer.global_steps)
@@ -664,6 +676,19 @@ def test_other_reward_functions_do_not_load_the_kits():
     results = [{"acc": 1.0, "analysis": judged()}, scored(analysis="a judge of wine"), invalid()]
     assert watch.update(drop_policy.plan(group("a", results))) == {}
     assert watch._judge is None
+
+
+def test_missing_judge_metrics_do_not_stop_training(monkeypatch, caplog):
+    from verl_hyocr import trainer
+
+    def missing(path):
+        raise ModuleNotFoundError("No module named 'reward'")
+
+    monkeypatch.setattr(trainer, "load_judge_metrics", missing)
+    watch = trainer.ScoreWatch("/elsewhere/reward.py", DropGuard(1.0, 1))
+    for _ in range(2):
+        assert watch.update(drop_policy.plan(group("a", [scored(analysis=judged()), scored()]))) == {}
+    assert caplog.text.count("No module named 'reward'") == 1
 
 
 def test_judge_metrics_are_found_next_to_the_reward_function(monkeypatch):

@@ -44,7 +44,9 @@ def test_help_lists_every_setting_with_its_published_default(kit_root):
     result = launch(kit_root, "--help")
     assert result.returncode == 0
     defaults = {
-        line.split()[0]: line.split()[1] for line in result.stdout.splitlines() if line.startswith("  ") and line.split()
+        line.split()[0]: line.split()[1]
+        for line in result.stdout.splitlines()
+        if line.startswith("  ") and line.split()
     }
     published = {
         "NGPUS_PER_NODE": "8",
@@ -176,7 +178,10 @@ def test_unreachable_ray_is_named_before_anything_starts(kit_root, real_run):
         ("actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2", "Ulysses"),
         ("actor_rollout_ref.ref.ulysses_sequence_parallel_size=2", "Ulysses"),
         ("+data.mm_processor_kwargs.use_fast=True", "torchvision image processor"),
-        ("+actor_rollout_ref.rollout.engine_kwargs.vllm.mm_processor_kwargs.backend=torchvision", "torchvision image processor"),
+        (
+            "+actor_rollout_ref.rollout.engine_kwargs.vllm.mm_processor_kwargs.backend=torchvision",
+            "torchvision image processor",
+        ),
         ("actor_rollout_ref.rollout.name=sglang", "run on vllm only"),
         ("actor_rollout_ref.rollout.max_model_len=100", "below prompt + response"),
         ("data.no_such_key=1", "no_such_key"),

@@ -1,0 +1,194 @@
+"""Contracts with the pinned upstream: what the fork touches exists, looks as expected, and is ours where it is used."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=300
+    )
+
+
+def parameters(function) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "_ray_trace_ctx"]
+
+
+def test_every_symbol_is_ours_once_its_module_is_imported():
+    result = run_python(
+        """
+        import verl
+        from verl_hyocr import activate, registry
+        found = registry.problems(import_targets=True)
+        assert not found, found
+        print(activate.status)
+        """
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    for name in ("A1", "A2", "A3", "A4", "A5", "D2", "E1", "G"):
+        assert f" {name} " in result.stdout, result.stdout
+
+
+def test_tokenizer_and_model_seams():
+    from verl.utils import model
+    from verl.utils.tokenizer import tokenizer
+
+    assert parameters(tokenizer.hf_processor) == ["name_or_path", "kwargs"]
+    assert parameters(model.convert_weight_keys) == ["state_dict", "model"]
+
+
+def test_agent_loop_calls_what_the_processor_provides():
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+
+    source = inspect.getsource(AgentLoopWorker._compute_position_ids)
+    assert "self.processor.get_rope_index" in source and "text_position_ids, vision_position_ids" in source
+    source = inspect.getsource(AgentLoopWorker._compute_multi_modal_inputs)
+    assert "skip_special_tokens=True" in source, "A1 exists because special tokens are stripped here"
+
+
+def test_rollout_seams():
+    from verl.workers.rollout import utils
+    from verl.workers.rollout.vllm_rollout import vllm_async_server
+    from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+    assert parameters(utils.qwen2_5_vl_dedup_image_tokens) == ["prompt_ids", "processor"]
+    source = inspect.getsource(vllm_async_server)
+    assert "qwen2_5_vl_dedup_image_tokens(" in source
+    assert "**engine_kwargs" in source, "engine_kwargs must be able to replace worker_extension_cls"
+    assert parameters(vLLMColocateWorkerExtension.update_weights_from_ipc) == [
+        "self",
+        "peft_config",
+        "base_sync_done",
+        "use_shm",
+    ]
+    assert hasattr(vLLMColocateWorkerExtension, "_iter_all_models")
+
+
+def test_engine_seams():
+    from verl.workers.engine.base import EngineRegistry
+    from verl.workers.engine.fsdp import transformer_impl
+
+    assert parameters(EngineRegistry.register) == ["model_type", "backend", "device", "vendor"]
+    assert issubclass(transformer_impl.FSDPEngineWithLMHead, transformer_impl.FSDPEngine)
+    assert "vendor_key in registry" in inspect.getsource(EngineRegistry.get_engine_cls)
+    for name in ("get_per_tensor_param", "get_per_tensor_param_shard"):
+        assert "convert_weight_keys(" in inspect.getsource(getattr(transformer_impl.FSDPEngine, name))
+    assert parameters(transformer_impl.FSDPEngine.save_checkpoint)[:2] == ["self", "local_path"]
+
+
+def test_transformers_seams():
+    import transformers.models.hunyuan_vl.modeling_hunyuan_vl as modeling
+    from transformers.core_model_loading import revert_weight_conversion
+
+    assert parameters(modeling.apply_multimodal_rotary_pos_emb)[:5] == ["q", "k", "cos", "sin", "mrope_section"]
+    assert parameters(modeling.HunYuanVLVisionPatchEmbed.interpolate_pos_encoding) == [
+        "self",
+        "embeddings",
+        "height",
+        "width",
+    ]
+    wanted = {"input_ids", "inputs_embeds", "pixel_values", "image_grid_thw", "position_ids", "attention_mask"}
+    assert wanted <= set(inspect.signature(modeling.HunYuanVLModel.forward).parameters)
+    assert parameters(revert_weight_conversion) == ["model", "state_dict"]
+
+
+def test_vllm_seams():
+    import vllm.model_executor.models.hunyuan_vision as vision
+    from vllm.model_executor.layers import utils
+    from vllm.v1.sample.sampler import Sampler
+
+    assert "self.patch_pos_embed is None" in inspect.getsource(vision.HunYuanVisionPatchEmbed.forward), (
+        "A6 resets this cache"
+    )
+    assert hasattr(utils, "dispatch_cpu_unquantized_gemm")
+    assert parameters(Sampler.compute_logprobs) == ["logits"]
+
+
+def test_driver_seams():
+    from verl.trainer import main_ppo
+    from verl.utils import tracking
+
+    source = inspect.getsource(main_ppo)
+    assert source.index("validate_config(") < source.index("run_ppo(config, task_runner_class=TaskRunnerV1)")
+    assert "ray_init.get" in source or 'ray_init_kwargs.get("runtime_env"' in source
+    assert parameters(tracking.FileLogger.log) == ["self", "data", "step"]
+
+
+def test_upstream_swallows_plugin_exceptions_but_not_ours(tmp_path):
+    """An exception in the bootstrap must end any process that imports verl, with the reason and a non-zero exit."""
+    (tmp_path / "wrapt.py").write_text("raise RuntimeError('this wrapt is broken')")
+    result = run_python("import verl; print('TRAINING ON PLAIN VERL')", PYTHONPATH=str(tmp_path))
+    assert result.returncode == 1
+    assert "TRAINING" not in result.stdout
+    assert "this wrapt is broken" in result.stderr and "verl-hyocr could not adapt verl" in result.stderr
+
+
+def test_broken_plugin_stops_the_trainer(tmp_path, tiny_model):
+    """The same through verl's own entry point: no Ray, no training, exit code 1."""
+    (tmp_path / "wrapt.py").write_text("raise RuntimeError('this wrapt is broken')")
+    env = {**os.environ, "VERL_PLATFORM": "cpu", "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-m", "verl.trainer.main_ppo", f"actor_rollout_ref.model.path={tiny_model}"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 1 and "verl-hyocr could not adapt verl" in result.stderr
+
+
+def test_step_that_cannot_be_applied_stops_the_import(tmp_path):
+    """An upstream module without the symbol raises at import, in the process that needs it."""
+    result = run_python(
+        """
+        import verl
+        from verl_hyocr import registry
+        step = registry.Step("X1", "verl.utils.fs", lambda module: module.no_such_symbol, (), "test")
+        registry.install(step)
+        import importlib, sys
+        sys.modules.pop("verl.utils.fs", None)
+        importlib.import_module("verl.utils.fs")
+        """
+    )
+    assert result.returncode == 1 and "no_such_symbol" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"VERL_USE_EXTERNAL_PLUGINS": "none"}, "its verl plugin did not run"),
+        ({"HYOCR_FAKE_VERSION": "1"}, "tested with"),
+    ],
+)
+def test_activation_refuses(environment, reason):
+    result = run_python(
+        """
+        import os, verl
+        from verl_hyocr import versions
+        if os.environ.get("HYOCR_FAKE_VERSION"):
+            versions.PINS["verl"] = "9.9.9"
+        import verl_hyocr.activate
+        """,
+        **environment,
+    )
+    assert result.returncode != 0 and reason in result.stderr, result.stderr[-2000:]
+
+
+def test_symbol_replaced_by_somebody_else_is_noticed():
+    result = run_python(
+        """
+        import verl
+        import verl.workers.rollout.utils as utils
+        utils.qwen2_5_vl_dedup_image_tokens = lambda prompt_ids, processor: prompt_ids
+        import verl_hyocr.activate
+        """
+    )
+    assert result.returncode != 0 and "A5" in result.stderr and "is not adapted" in result.stderr
