@@ -23,6 +23,10 @@ MAX_RATE_ENV = "HYOCR_MAX_DROP_RATE"
 WINDOW_ENV = "HYOCR_DROP_WINDOW"
 
 
+class TrainingStopped(RuntimeError):
+    """Training was ended on purpose; the message says why and what to do."""
+
+
 @dataclass(frozen=True)
 class Dropped:
     """One sample that is left out.
@@ -82,12 +86,21 @@ class DropPlan:
         """Dropped samples by ``task/reason``."""
         return Counter(f"{sample.task}/{sample.reason}" for sample in self.dropped)
 
+    def describe(self) -> str:
+        """The most frequent reasons, for a message."""
+        return describe(self.reasons())
+
     def metrics(self) -> dict[str, float]:
         """``hyocr/dropped/`` ``total``, ``rate``, ``groups`` and one count per ``<task>/<reason>`` that occurred."""
         if not self.declares_valid:
             return {}
         values = {"total": len(self.dropped), "rate": self.rate, "groups": len(self.lost_groups), **self.reasons()}
         return {f"{PREFIX}/{name}": float(value) for name, value in values.items()}
+
+
+def describe(reasons: Counter[str]) -> str:
+    """``12 VQA/judge_unavailable, 3 IE/bad_reference``: the five most frequent ones."""
+    return ", ".join(f"{count} {name}" for name, count in reasons.most_common(5))
 
 
 def says_invalid(info: Mapping[str, Any]) -> bool:
@@ -215,8 +228,7 @@ class DropGuard:
         if len(self._latest) < self.window or any(rate <= self.max_rate for rate, _ in self._latest):
             return None
         rates = ", ".join(f"{rate:.0%}" for rate, _ in self._latest)
-        reasons = sum((counts for _, counts in self._latest), Counter())
-        most = ", ".join(f"{count} {name}" for name, count in reasons.most_common(5))
+        most = describe(sum((counts for _, counts in self._latest), Counter()))
         return (
             f"too many samples have no score: {rates} of the samples of the last {self.window} step(s) were dropped, every "
             f"time more than {MAX_RATE_ENV}={self.max_rate:g} allows (most frequent: {most}). Repair the data or the "

@@ -19,7 +19,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_hyocr import drop_policy
-from verl_hyocr.drop_policy import Dropped, DropPlan
+from verl_hyocr.drop_policy import DropGuard, Dropped, DropPlan, TrainingStopped
 
 FEATURES = (
     "filter_groups_metric",
@@ -51,6 +51,7 @@ class HyocrReplayBuffer(ReplayBuffer):
         self.dropped: tuple[Dropped, ...] = ()
         self.left_nothing = False
         self._evicted = DropPlan()
+        self._guard = DropGuard.from_env()
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """As upstream. The batch may be empty: then no group kept two scored samples."""
@@ -107,4 +108,16 @@ class HyocrReplayBuffer(ReplayBuffer):
             self.partitions[partition_id], self.finished_keys[partition_id] = snapshot, finished
         lost = {key: info for key, info in infos.items() if drop_policy.split_key(key)[0] in plan.lost_groups}
         self._evicted += drop_policy.plan(lost)
+        self._stop_endless_refill()
         return filtered | plan.lost_groups, counts + Counter({-1.0: len(plan.lost_groups)})
+
+    def _stop_endless_refill(self) -> None:
+        """With a judge that is down every replacement is lost too, and the step would never end."""
+        lost, limit = len(self._evicted.lost_groups), self._guard.window * self.train_batch_size
+        if lost > limit and self._guard.max_rate < 1.0:
+            raise TrainingStopped(
+                f"training stopped: {lost} prompts of one step were replaced because fewer than two of their samples had a "
+                f"score (most frequent: {self._evicted.describe()}). Repair the data or the judge that these reasons name, "
+                "then start the same command again: it resumes from the last checkpoint. The limit is "
+                f"{drop_policy.WINDOW_ENV} times the batch size ({limit}); {drop_policy.MAX_RATE_ENV}=1 lifts it."
+            )

@@ -19,17 +19,14 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_hyocr import drop_policy
-from verl_hyocr.drop_policy import DropGuard, DropPlan
+from verl_hyocr.drop_policy import DropGuard, DropPlan, TrainingStopped
 from verl_hyocr.sampler import HyocrReplayBuffer
 
-logger = logging.getLogger("verl_hyocr")
+# Below verl's own logger, which the trainer process shields from libraries that silence the root logger.
+logger = logging.getLogger("verl.hyocr")
 
 TRAINER_MODE = "hyocr_sync"
 SKIPPED = f"{drop_policy.PREFIX}/skipped_update"
-
-
-class TrainingStopped(RuntimeError):
-    """Training was ended on purpose; the message says why and what to do."""
 
 
 class _NothingToTrain(Exception):
@@ -53,19 +50,28 @@ class ScoreWatch:
         self._drop_guard = drop_guard
         self._judge: ModuleType | None = None
         self._judge_guard: Any = None
+        self._judge_is_missing = False
 
     def update(self, step: DropPlan) -> dict[str, float]:
         """Take in a step; returns the judge's metrics, empty when no judge was asked."""
         reasons = [self._drop_guard.update(step)]
         metrics: dict[str, float] = {}
-        if step.analyses:
-            if self._judge is None:
-                self._judge = load_judge_metrics(self._reward_path)
-                self._judge_guard = self._judge.JudgeFailureGuard.from_env()
+        if step.analyses and self._find_judge_metrics():
             metrics = self._judge.summarise(step.analyses)
             reasons.append(self._judge_guard.update(step.analyses))
         self.stop_reason = " Also: ".join(reason for reason in reasons if reason)
         return metrics
+
+    def _find_judge_metrics(self) -> bool:
+        if self._judge is None and not self._judge_is_missing:
+            try:
+                self._judge = load_judge_metrics(self._reward_path)
+            except ModuleNotFoundError as error:
+                self._judge_is_missing = True
+                logger.warning("no hyocr/judge metrics: %s. Put the kit's folder on PYTHONPATH.", error)
+                return False
+            self._judge_guard = self._judge.JudgeFailureGuard.from_env()
+        return self._judge is not None
 
 
 @register_trainer(TRAINER_MODE)
@@ -124,9 +130,10 @@ class HyocrTrainerSync(PPOTrainerSync):
             batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         except _NothingToTrain:
             batch = self._dropped_batch()
-            reasons = ", ".join(f"{n} {name}" for name, n in self.replay_buffer.step_plan.reasons().most_common())
             logger.warning(
-                "step %d: no group kept two scored samples, the update is skipped (%s)", self.global_steps, reasons
+                "step %d: no group kept two scored samples, the update is skipped (%s)",
+                self.global_steps,
+                self.replay_buffer.step_plan.describe(),
             )
         plan = self.replay_buffer.step_plan
         if plan.declares_valid:
