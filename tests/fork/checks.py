@@ -372,16 +372,16 @@ def metrics_survive_a_resume(model_dir: Path) -> None:
 
 
 @check("G")
-def guard_refuses_packing(model_dir: Path) -> None:
+def guard_refuses_fused_kernels(model_dir: Path) -> None:
     """A switch that would train silently wrong stops the driver."""
     from verl_hyocr.dry_run import compose
 
     try:
-        compose([*minimal_overrides(model_dir), "actor_rollout_ref.model.use_remove_padding=True"])
+        compose([*minimal_overrides(model_dir), "actor_rollout_ref.model.use_fused_kernels=True"])
     except ValueError as error:
-        assert "use_remove_padding" in str(error)
+        assert "use_fused_kernels" in str(error)
     else:
-        raise AssertionError("use_remove_padding=True was accepted")
+        raise AssertionError("use_fused_kernels=True was accepted")
 
 
 def minimal_overrides(model_dir: Path) -> list[str]:
@@ -440,13 +440,16 @@ def cpu_logprobs_are_accurate(model_dir: Path) -> None:
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
     from vllm.v1.sample.sampler import Sampler
 
     logits = torch.randn(16, 120128, generator=torch.Generator().manual_seed(0)) * 1.2
     logits[:, :4] += 14
-    exact = logits.double() - logits.double().logsumexp(-1, keepdim=True)
-    error = (Sampler.compute_logprobs(logits).double() - exact)[:, 0].abs().max().item()
-    assert error < 2e-6, f"log-probs are off by {error}"
+    exact = (logits.double() - logits.double().logsumexp(-1, keepdim=True))[:, 0]
+    _, sampled = TopKTopPSampler("processed_logprobs").forward(logits.clone(), {}, None, None)
+    for name, computed in (("sampled", sampled), ("greedy", Sampler.compute_logprobs(logits))):
+        error = (computed.double()[:, 0] - exact).abs().max().item()
+        assert error < 2e-6, f"{name} log-probs are off by {error}"
 
 
 @check("D2.engine")
@@ -473,6 +476,72 @@ def vllm_is_found_as_a_distribution(model_dir: Path) -> None:
 
     assert importlib.metadata.version("vllm").startswith("0.25.1")
     assert third_party.vllm_version is not None
+
+
+@check("C1")
+def packed_samples_do_not_see_each_other(model_dir: Path) -> None:
+    """Logits of a row that holds three samples (two images, none, one) equal those of each sample alone."""
+    import torch
+    from verl_hyocr.adapt.processor import load_processor
+
+    model, processor = load_model(model_dir), load_processor(str(model_dir))
+    samples = []
+    for images in ([sample_image(), sample_image(40, 100, 1)], [], [sample_image(64, 64, 2)]):
+        inputs = dict(processor_inputs(processor, images, f"Question with {len(images)} images?"))
+        types = inputs.pop("mm_token_type_ids")
+        grid = inputs.get("image_grid_thw")
+        inputs["position_ids"], _ = model.model.get_rope_index(inputs["input_ids"], types, grid)
+        inputs.pop("attention_mask")
+        samples.append(inputs)
+    packed = {
+        name: torch.cat([one[name] for one in samples if name in one], dim=dim)
+        for name, dim in {"input_ids": 1, "position_ids": 2, "pixel_values": 0, "image_grid_thw": 0}.items()
+    }
+    with torch.no_grad():
+        alone = torch.cat([model(**one, use_cache=False).logits for one in samples], dim=1)
+        difference = (model(**packed, use_cache=False).logits - alone).abs().max().item()
+    assert difference < 1e-4, f"packing changes logits by {difference}"
+
+
+@check("B8")
+def flops_of_this_model_are_counted(model_dir: Path) -> None:
+    """verl's counter gives work for this model type, more with images than without."""
+    from transformers import AutoConfig
+    from verl.utils.flops_counter import FlopsCounter
+
+    counter = FlopsCounter(AutoConfig.from_pretrained(model_dir))
+    text, _ = counter.estimate_flops([100, 200], 1.0, images_seqlens=None)
+    with_images, _ = counter.estimate_flops([100, 200], 1.0, images_seqlens=[64])
+    assert 0 < text < with_images
+
+
+@check("B8.images")
+def worker_tells_the_counter_about_images(model_dir: Path) -> None:
+    """The training worker finds the patches of the batch's images where the trainer did not pass them."""
+    import socket
+    from types import SimpleNamespace
+
+    import torch
+    from tensordict import NonTensorData
+    from transformers import AutoConfig
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.engine_workers import TrainingWorker
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    images = [{"image_grid_thw": torch.tensor([[1, 4, 6], [1, 8, 2]])}, {}]
+    data = tu.get_tensordict({"multi_modal_inputs": images}, {"global_token_num": NonTensorData([50, 20])})
+    worker = object.__new__(TrainingWorker)
+    worker.flops_counter = SimpleNamespace(config=AutoConfig.from_pretrained(model_dir))
+    worker.engine = SimpleNamespace(get_data_parallel_group=lambda: None)
+    worker.loss_fn = None
+    try:
+        worker.train_batch(data)
+    except AssertionError as error:
+        assert "loss function" in str(error), "upstream's own first line was reached"
+    assert tu.get(data, "images_seqlens") == [24, 16]
 
 
 def main() -> int:

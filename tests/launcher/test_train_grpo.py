@@ -172,7 +172,6 @@ def test_unreachable_ray_is_named_before_anything_starts(kit_root, real_run):
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("actor_rollout_ref.model.use_remove_padding=True", "packed samples would attend to each other"),
         ("actor_rollout_ref.model.use_fused_kernels=True", "fused forward"),
         ("actor_rollout_ref.model.use_liger=True", "use_liger"),
         ("actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2", "Ulysses"),
@@ -191,6 +190,16 @@ def test_what_would_train_wrongly_is_refused_with_the_reason(kit_root, real_run,
     result = launch(kit_root, "--dry-run", "--", override, **real_run)
     assert result.returncode == 2
     assert reason in result.stderr
+
+
+def test_packing_is_refused_where_samples_would_see_each_other(kit_root, real_run):
+    packed = "actor_rollout_ref.model.use_remove_padding=True"
+    result = launch(kit_root, "--dry-run", "--", packed, HYOCR_DISABLE="C1", **real_run)
+    assert result.returncode == 2 and "packed samples would attend to each other" in result.stderr
+    eager = "+actor_rollout_ref.model.override_config.attn_implementation=eager"
+    result = launch(kit_root, "--dry-run", "--", packed, eager, **real_run)
+    assert result.returncode == 2 and "attn_implementation=eager" in result.stderr
+    assert launch(kit_root, "--dry-run", "--", packed, **real_run).returncode == 0
 
 
 def test_second_model_runner_is_refused(kit_root, real_run):

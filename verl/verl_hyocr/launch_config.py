@@ -11,12 +11,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_hyocr import launch_env
-from verl_hyocr.adapt import dropped_samples
+from verl_hyocr import launch_env, registry
+from verl_hyocr.adapt import dropped_samples, packing
 from verl_hyocr.hf import MODEL_TYPE, is_hunyuan_checkpoint
 
 EXTERNAL_LIB = "verl_hyocr.activate"
 WORKER_EXTENSION = "verl_hyocr.vllm_ext.HyocrWorkerExtension"
+DEFAULT_ATTENTION = "sdpa"
 DATASET = ("pkg://verl_hyocr.dataset", "HyocrDataset")
 
 
@@ -56,10 +57,17 @@ def refusals(config: DictConfig) -> list[str]:
             found.append(message)
 
     model = "actor_rollout_ref.model"
+    packed = _get(config, f"{model}.use_remove_padding")
+    attention = _get(config, f"{model}.override_config.attn_implementation") or DEFAULT_ATTENTION
     refuse(
-        _get(config, f"{model}.use_remove_padding"),
-        f"{model}.use_remove_padding=True: packed samples would attend to each other on HunYuanVL (log-probs off by "
-        "1e-3 and more, silently). Set it to False.",
+        packed and registry.is_disabled("C1"),
+        f"{model}.use_remove_padding=True while {registry.DISABLE_ENV} switches C1 off: packed samples would attend to each "
+        "other on HunYuanVL (log-probs off by 1e-3 and more, silently). Set it to False, or leave C1 on.",
+    )
+    refuse(
+        packed and not packing.supports(attention),
+        f"{model}.use_remove_padding=True with attn_implementation={attention}: packed samples are kept apart under sdpa and "
+        f"flash_attention_2 only. Set +{model}.override_config.attn_implementation=sdpa, or use_remove_padding to False.",
     )
     refuse(
         _get(config, f"{model}.use_fused_kernels"),
@@ -113,7 +121,7 @@ def complete(config: DictConfig) -> list[str]:
         "data.custom_cls.path": DATASET[0],
         "data.custom_cls.name": DATASET[1],
         "data.return_raw_chat": True,
-        "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+        "actor_rollout_ref.model.override_config.attn_implementation": DEFAULT_ATTENTION,
     }
     done = []
     for key, value in wanted.items():
