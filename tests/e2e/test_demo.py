@@ -13,44 +13,18 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def run_launcher(root: Path, work: Path, **settings: str) -> subprocess.CompletedProcess:
-    """``bash train_grpo.sh`` with the demo's folders under ``work``; output goes to a file, so nothing can block on a pipe."""
-    keep = {name: os.environ[name] for name in ("PATH", "HOME", "VIRTUAL_ENV", "TMPDIR") if name in os.environ}
-    env = {
-        **keep,
-        "PYTHON": sys.executable,
-        "VERL_PLATFORM": "cpu",
-        "HF_HUB_OFFLINE": "1",
-        "RAY_RUN_DIR": f"/tmp/hyocr-e2e-{os.getpid()}",
-        "DEMO_DIR": str(work / "demo"),
-        **settings,
-    }
-    log = work / "launcher.log"
-    with open(log, "ab") as output:
-        result = subprocess.run(
-            ["bash", str(root / "train_grpo.sh")],
-            env=env,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            timeout=1500,
-        )
-    result.stdout = log.read_text(errors="replace")
-    return result
-
-
 def read_metrics(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
-def demo(kit_root, tmp_path_factory) -> Path:
+def demo(launch, tmp_path_factory) -> Path:
     """Three steps, then a second start that resumes for a fourth. Returns the working folder."""
     work = tmp_path_factory.mktemp("demo")
-    first = run_launcher(kit_root, work)
+    first = launch(work)
     assert first.returncode == 0, first.stdout[-6000:]
     (work / "after_three.jsonl").write_bytes((work / "demo/runs/demo/tiny/metrics.jsonl").read_bytes())
-    second = run_launcher(kit_root, work, TOTAL_STEPS="4", SAVE_FREQ="4", TEST_FREQ="-1")
+    second = launch(work, TOTAL_STEPS="4", SAVE_FREQ="4", TEST_FREQ="-1")
     assert second.returncode == 0, second.stdout[-6000:]
     return work
 
@@ -74,16 +48,16 @@ def test_artefacts_are_where_the_readme_says(run_dir):
     assert (actor / "fsdp_config.json").is_file() and (actor / "huggingface/model.safetensors").is_file()
 
 
-def test_actor_and_rollout_agree_at_every_step(run_dir):
-    steps = [record for record in read_metrics(run_dir) if "training/global_step" in record["data"]]
-    assert [record["step"] for record in steps] == [1, 2, 3, 4]
-    for record in steps:
-        assert record["data"]["rollout_corr/log_ppl_abs_diff"] < 1e-4, record["step"]
-        assert record["data"]["training/rollout_actor_probs_pearson_corr"] > 0.999
+def test_actor_and_rollout_agree_at_every_step(run_dir, steps_of):
+    steps = steps_of(run_dir)
+    assert list(steps) == [1, 2, 3, 4]
+    for number, metrics in steps.items():
+        assert metrics["rollout_corr/log_ppl_abs_diff"] < 1e-4, number
+        assert metrics["training/rollout_actor_probs_pearson_corr"] > 0.999
 
 
-def test_it_really_trains(run_dir):
-    steps = [record["data"] for record in read_metrics(run_dir) if "training/global_step" in record["data"]]
+def test_it_really_trains(run_dir, steps_of):
+    steps = steps_of(run_dir).values()
     assert any(step["critic/score/max"] > step["critic/score/min"] for step in steps), "rewards vary within the run"
     assert any(step["actor/grad_norm"] > 0 for step in steps)
 

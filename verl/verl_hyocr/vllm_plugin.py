@@ -10,6 +10,8 @@ CPU backend of vLLM 0.25.1 only (D2):
 
 from __future__ import annotations
 
+import functools
+
 _done = False
 
 
@@ -51,9 +53,24 @@ def _keep_linear_weights() -> None:
 
 
 def _accurate_logprobs() -> None:
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
     from vllm.v1.sample.sampler import Sampler
 
     Sampler.compute_logprobs = staticmethod(compute_logprobs)
+    original = TopKTopPSampler.forward_cpu
+
+    @functools.wraps(original)
+    def forward_cpu(self, logits, generators, k, p):
+        if self.logprobs_mode != "processed_logprobs":
+            return original(self, logits, generators, k, p)
+        self.logprobs_mode = "processed_logits"
+        try:
+            sampled, processed = original(self, logits, generators, k, p)
+        finally:
+            self.logprobs_mode = "processed_logprobs"
+        return sampled, compute_logprobs(processed)
+
+    TopKTopPSampler.forward_cpu = forward_cpu
 
 
 def compute_logprobs(logits):
