@@ -221,6 +221,7 @@ def test_text_decides_between_equal_overlaps():
         return "".join(block(text, "para", *square(0, 0)) for text in texts)
 
     assert score(page("a", "b", "c"), page("c", "a", "b")) == 1.0
+    assert score(page("b", "x"), page("a", "b")) == pytest.approx(1 / 2)
 
 
 def test_blocks_that_cannot_be_read():

@@ -226,6 +226,7 @@ def test_the_summed_iou_decides_between_matchings_of_equal_number():
 def test_the_text_distance_decides_between_matchings_of_equal_number_and_iou():
     same = (0, 0, 100, 10)
     assert score(as_json(("a", same), ("b", same), ("c", same)), as_json(("c", same), ("a", same), ("b", same))) == 1.0
+    assert score(as_json(("b", same), ("x", same)), as_json(("a", same), ("b", same))) == pytest.approx(1 / 2)
 
 
 def test_unmatched_items_without_text_cost_1():
