@@ -212,12 +212,12 @@ def _tilt_to_alphabet(model, tokenizer) -> None:
     direction /= direction.norm()
     strength = 24.0 / hidden**0.5
     answer_ids = [*tokenizer(ALPHABET, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-    noise = torch.randn(len(answer_ids), hidden, generator=generator) * (0.8 / hidden**0.5)
+    noise = torch.randn(len(answer_ids), hidden, generator=generator) * (0.4 / hidden**0.5)
     for row, index in enumerate(answer_ids):
         table[index] = (strength * direction + noise[row]).to(table.dtype)
     # Tied weights: what precedes an answer must be able to set the direction without being sampled itself.
     table[tokenizer.convert_tokens_to_ids(ASSISTANT)] = (0.8 * strength * direction).to(table.dtype)
-    table[tokenizer.eos_token_id] *= 0.92
+    table[tokenizer.eos_token_id] *= 0.88
     table[answer_ids[ALPHABET.index(" ")]] *= 0.92
 
 
@@ -228,7 +228,7 @@ def build(out: str | os.PathLike, size: str = "tiny", dtype: str = "float32", se
         FileExistsError: when ``out`` exists and is not a checkpoint that this function wrote.
     """
     out = Path(out)
-    stamp = json.dumps({"size": size, "dtype": dtype, "seed": seed, "format": 4}, sort_keys=True)
+    stamp = json.dumps({"size": size, "dtype": dtype, "seed": seed, "format": 6}, sort_keys=True)
     stamp_file = out / "demo_model.json"
     if stamp_file.exists() and stamp_file.read_text() == stamp:
         return out
