@@ -87,6 +87,7 @@ knob MAX_MODEL_LEN 16384 "context length of the rollout engine, at least prompt 
 knob MAX_TOKENS_PER_GPU 16384 "token budget of a micro-batch in the update; at least the longest sample"
 knob LOGPROB_MAX_TOKENS_PER_GPU 16384 "token budget of a micro-batch in the old and reference log-prob passes"
 knob USE_DYNAMIC_BSZ True "pack micro-batches by tokens instead of by count"
+knob USE_REMOVE_PADDING "$([ $ON_CPU = 1 ] && echo False || echo True)" "pack samples into one row instead of padding them (True on GPUs: faster and leaner)"
 knob BALANCE_BATCH True "even out tokens between ranks"
 knob MAX_IMAGES 5 "images per prompt, at most"
 
@@ -167,7 +168,7 @@ done
 for name in ACTOR_LR KL_LOSS_COEF CLIP_RATIO_LOW CLIP_RATIO_HIGH CLIP_RATIO_C TEMPERATURE TOP_P GPU_MEMORY_UTILIZATION ENTROPY_COEFF; do
   [[ ${!name} =~ ^[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] || die "$name must be a number, got '${!name}'"
 done
-for name in USE_DYNAMIC_BSZ BALANCE_BATCH USE_KL_LOSS GRADIENT_CHECKPOINTING PARAM_OFFLOAD OPTIMIZER_OFFLOAD \
+for name in USE_DYNAMIC_BSZ USE_REMOVE_PADDING BALANCE_BATCH USE_KL_LOSS GRADIENT_CHECKPOINTING PARAM_OFFLOAD OPTIMIZER_OFFLOAD \
     ENABLE_CHUNKED_PREFILL FREE_CACHE_ENGINE ENFORCE_EAGER CALCULATE_LOG_PROBS VAL_BEFORE_TRAIN; do
   case ${!name} in
     True|true|1) printf -v "$name" True ;;
@@ -266,7 +267,7 @@ ARGS=(
   data.filter_overlong_prompts=True data.truncation=error data.image_key=images data.return_raw_chat=True
   data.dataloader_num_workers="$DATALOADER_WORKERS" data.seed="$SEED"
   $A.model.path="$MODEL_PATH" $A.model.external_lib=verl_hyocr.activate
-  $A.model.use_remove_padding=False $A.model.enable_gradient_checkpointing="$GRADIENT_CHECKPOINTING"
+  $A.model.use_remove_padding="$USE_REMOVE_PADDING" $A.model.enable_gradient_checkpointing="$GRADIENT_CHECKPOINTING"
   $A.actor.strategy=fsdp2 $A.actor.optim.lr="$ACTOR_LR"
   $A.actor.ppo_mini_batch_size="$PPO_MINI_BATCH_SIZE" $A.actor.use_dynamic_bsz="$USE_DYNAMIC_BSZ"
   $A.actor.ppo_max_token_len_per_gpu="$MAX_TOKENS_PER_GPU"
