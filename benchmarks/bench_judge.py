@@ -1,6 +1,6 @@
 """The judge under load with faults, and the cost of reading replies.
 
-    python benchmarks/bench_judge.py [--judgements 2048] [--in-flight 128] [--slots 48] [--latency 1.0] [--json]
+    python benchmarks/bench_judge.py [--judgements 2048] [--in-flight 128] [--slots 48] [--latency 3] [--json]
 
 Three scripted servers run as processes of their own: one healthy, one that answers every third call with a 500 (after its
 full service time), and one that is killed with SIGKILL when half of the judgements are done. Printed are the wall time as
@@ -150,7 +150,7 @@ def main() -> int:
     load.add_argument("--deadline", type=float, default=180.0, metavar="SECONDS", help="per judgement (default: 180)")
     servers = parser.add_argument_group("servers")
     servers.add_argument("--slots", type=int, default=48, help="calls a server works on at the same time (default: 48)")
-    servers.add_argument("--latency", type=float, default=1.0, metavar="SECONDS", help="service time (default: 1)")
+    servers.add_argument("--latency", type=float, default=3.0, metavar="SECONDS", help="service time (default: 3)")
     output = parser.add_argument_group("result")
     output.add_argument(
         "--max-ratio", type=float, default=1.5, help="wall time over ideal that still passes (default: 1.5)"
