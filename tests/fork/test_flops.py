@@ -41,7 +41,7 @@ RELEASED_VISION = SimpleNamespace(
 
 
 def test_text_weights_by_hand():
-    # A layer: q and o 1024 x 2048 each, k and v 1024 x 1024 each, three 1024 x 3584; then 24 layers and a head of 1024 x 120128.
+    # A layer: q and o 1024 x 2048 each, k and v 1024 x 1024 each, three 1024 x 3584; 24 layers, a head of 1024 x 120128.
     assert flops.text_weights(RELEASED_TEXT) == 24 * (2 * 2097152 + 2 * 1048576 + 3 * 3670016) + 123011072 == 538247168
 
 

@@ -96,6 +96,9 @@ def attend(
     Returns:
         (1, T, H, D).
     """
+    if query.is_cuda and torch.is_autocast_enabled("cuda"):
+        # scaled_dot_product_attention follows autocast by itself, the variable-length kernel does not.
+        query, key, value = (tensor.to(torch.get_autocast_dtype("cuda")) for tensor in (query, key, value))
     if _varlen_kernel_runs(query, dropout):
         from torch.nn.attention.varlen import varlen_attn
 
