@@ -86,8 +86,8 @@ def attention_errors(lengths, heads, kv_heads, width, is_causal, dtype, device) 
     weights = torch.linspace(-1, 1, out.numel(), device=device).reshape(out.shape)
     (out.float() * weights).sum().backward()
     (wanted * weights).sum().backward()
-    pairs = [(out, wanted), *((mine.grad, other.grad) for mine, other in zip(inputs, exact, strict=True))]
-    return [float((mine.detach().float() - other).norm() / other.norm()) for mine, other in pairs]
+    pairs = [(out.detach(), wanted.detach()), *((mine.grad, one.grad) for mine, one in zip(inputs, exact, strict=True))]
+    return [float((mine.float() - other).norm() / other.norm()) for mine, other in pairs]
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
