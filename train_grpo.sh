@@ -70,6 +70,9 @@ knob REWARD_FN_PATH "$KIT/reward_ocr.py" "file with the reward function"
 knob REWARD_FN_NAME compute_score_async "its name; the async form keeps hundreds of judge calls in flight per worker"
 knob RM_SYSTEM_JUDGE_MODEL_NAME Qwen/Qwen3-30B-A3B "judge model for Translation and VQA (reward/utils/judge_server_routes.json)"
 
+knob HYOCR_MAX_DROP_RATE 0.5 "stop a run that drops more than this share of its samples in every step of the window"
+knob HYOCR_DROP_WINDOW 5 "the window, in steps (docs/dropped_samples.md)"
+
 group "Cluster"
 knob NNODES 1 "nodes"
 knob NGPUS_PER_NODE 8 "GPUs (on the CPU platform: worker slots) per node"
@@ -313,6 +316,13 @@ if [ $ON_CPU = 1 ]; then
     transfer_queue.backend.SimpleStorage.num_data_storage_units=1
   )
 fi
+# Network variables that the user exported go to the workers of all nodes; verl_hyocr.launch_env reads the list.
+while IFS=$'\t' read -r name _; do
+  case $name in '' | '#'*) continue ;; esac
+  case " ${HYOCR_NET_SET:-} " in *" $name="*) continue ;; esac
+  [ -z "${!name+x}" ] || HYOCR_FORWARD="${HYOCR_FORWARD:+$HYOCR_FORWARD }$name"
+done <"$KIT/utils/ray/network_allowlist.txt"
+export HYOCR_FORWARD=${HYOCR_FORWARD:-}
 COMMAND=("$PY" -m verl.trainer.main_ppo "${ARGS[@]}" "${HYDRA[@]}")
 
 if [ $DRY_RUN = 1 ]; then

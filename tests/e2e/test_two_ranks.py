@@ -1,24 +1,36 @@
-"""Two FSDP ranks and two vLLM replicas on one machine, with a batch that verl pads with text-only rows."""
+"""Two FSDP ranks and two vLLM replicas on one machine, with dropped samples, so that verl pads with text-only rows."""
 
 from __future__ import annotations
 
 import pytest
 
+# Every fifth sample has no score: 3 of a step's 16 are dropped, 13 are left, and two ranks need an even number of rows.
+REWARD = '''
+calls = 0
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    global calls
+    calls += 1
+    valid = float(calls % 5 != 0)
+    score = solution_str.count("1") / 16 if valid else -1.0
+    return {"score": score, "valid": valid, "task": "Parsing", "decision": "scored" if valid else "scorer_error"}
+'''
+
 
 @pytest.fixture(scope="module")
 def run_dir(launch, tmp_path_factory):
-    """Two steps of 3 samples: one prompt, group size 3, on 2 ranks, so one rank gets a padding row without image."""
     work = tmp_path_factory.mktemp("two_ranks")
+    (work / "reward.py").write_text(REWARD)
     result = launch(
         work,
-        "data.train_batch_size=1",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=1",
-        "actor_rollout_ref.rollout.n=3",
         NGPUS_PER_NODE="2",
         TOTAL_STEPS="2",
         SAVE_FREQ="2",
         TEST_FREQ="-1",
         EXPERIMENT_NAME="two",
+        REWARD_FN_PATH=str(work / "reward.py"),
+        REWARD_FN_NAME="compute_score",
     )
     assert result.returncode == 0, result.stdout[-6000:]
     return work / "demo/runs/demo/two"
@@ -32,7 +44,14 @@ def test_both_ranks_saved_their_shards(run_dir):
 
 def test_two_replicas_served(run_dir):
     log = (run_dir / "stdout.log").read_text(errors="replace")
-    assert "'n_gpus_per_node': 2" in log and "'tensor_model_parallel_size': 1" in log
+    replicas = {line.split("pid=")[1].split(")")[0] for line in log.splitlines() if "vLLMHttpServer pid=" in line}
+    assert len(replicas) == 2
+
+
+def test_samples_were_dropped_so_that_rows_were_padded(run_dir, steps_of):
+    for metrics in steps_of(run_dir).values():
+        assert metrics["hyocr/dropped/total"] >= 3
+        assert metrics["hyocr/dropped/Parsing/scorer_error"] == 3
 
 
 def test_actor_and_rollout_agree_with_padding_rows(run_dir, steps_of):
@@ -40,5 +59,5 @@ def test_actor_and_rollout_agree_with_padding_rows(run_dir, steps_of):
     assert list(steps) == [1, 2]
     for metrics in steps.values():
         assert metrics["rollout_corr/log_ppl_abs_diff"] < 1e-4
-        # Three real samples of four rows: the group is one prompt's.
         assert metrics["training/rollout_actor_probs_pearson_corr"] > 0.999
+        assert metrics["actor/grad_norm"] > 0

@@ -55,5 +55,6 @@ def test_every_step_has_a_check(tiny_model):
     code = "import verl; from verl_hyocr import registry; print(' '.join(s.id for s in registry.steps()))"
     env = {**os.environ, "VERL_PLATFORM": "cpu"}
     output = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
-    installed = set(output.split())
-    assert installed - set(steps_with_checks()) == set()
+    # D1 needs a queue and an engine: its checks are in test_dropped_samples.py, with the same two runs each.
+    in_dropped_samples = {"D1", "D1.sequences"}
+    assert set(output.split()) - set(steps_with_checks()) - in_dropped_samples == set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -181,6 +180,11 @@ def test_unreachable_ray_is_named_before_anything_starts(kit_root, real_run):
             "+actor_rollout_ref.rollout.engine_kwargs.vllm.mm_processor_kwargs.backend=torchvision",
             "torchvision image processor",
         ),
+        (
+            "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls="
+            "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension",
+            "keep old position tables",
+        ),
         ("actor_rollout_ref.rollout.name=sglang", "run on vllm only"),
         ("actor_rollout_ref.rollout.max_model_len=100", "below prompt + response"),
         ("data.no_such_key=1", "no_such_key"),
@@ -225,4 +229,17 @@ def test_forwarded_variables_are_the_needed_ones():
 
     environ = {"JUDGE_DEADLINE_S": "60", "RLB_ENABLE": "1", "VERL_PLATFORM": "cpu", "SECRET": "x", "PATH": "/bin"}
     assert collect(environ) == {"JUDGE_DEADLINE_S": "60", "RLB_ENABLE": "1", "VERL_PLATFORM": "cpu"}
-    assert json.dumps(collect({}))
+    assert collect({"HYOCR_FORWARD": "MY_KEY", "MY_KEY": "k"}) == {"HYOCR_FORWARD": "MY_KEY", "MY_KEY": "k"}
+    assert collect({}) == {}
+
+
+def test_exported_network_variables_reach_the_workers(kit_root, real_run):
+    """Only those of the allow-list, only when the user exported them, NCCL_DEBUG too (which verl's own filter drops)."""
+    result = launch(kit_root, "--dry-run", **real_run, NCCL_DEBUG="INFO", NCCL_IB_HCA="mlx5_0", NCCL_NOT_LISTED="1")
+    assert result.returncode == 0, result.stderr[-2000:]
+    rest = result.stdout.partition("\n\n")[2]
+    forwarded = yaml.safe_load(rest[rest.index("actor_rollout_ref:") :])["ray_kwargs"]["ray_init"]["runtime_env"][
+        "env_vars"
+    ]
+    assert forwarded["NCCL_DEBUG"] == "INFO" and forwarded["NCCL_IB_HCA"] == "mlx5_0"
+    assert "NCCL_NOT_LISTED" not in forwarded and "NCCL_ALGO" not in forwarded

@@ -341,10 +341,9 @@ def test_verl_loads_and_calls_it(name):
     torch = pytest.importorskip("torch")
     pytest.importorskip("verl")
     from omegaconf import OmegaConf
+    from verl import DataProto
     from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
     from verl.trainer.ppo.reward import get_custom_reward_fn
-
-    from verl import DataProto
 
     class Tokenizer:
         def decode(self, ids, skip_special_tokens):

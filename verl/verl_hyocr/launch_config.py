@@ -6,6 +6,7 @@ user left upstream's default, and refuses, with the reason, what would train on 
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
@@ -46,6 +47,17 @@ def _get(config: DictConfig, key: str, default: Any = None) -> Any:
 def _set(config: DictConfig, key: str, value: Any) -> None:
     with open_dict(config):
         OmegaConf.update(config, key, value, force_add=True)
+
+
+def _is_our_extension(name: str) -> bool:
+    """Whether a dotted class name is (a subclass of) the fork's worker extension; our own is not imported for that."""
+    if name == WORKER_EXTENSION:
+        return True
+    from verl_hyocr.vllm_ext import HyocrWorkerExtension
+
+    module, _, attribute = name.rpartition(".")
+    candidate = getattr(importlib.import_module(module), attribute, None)
+    return isinstance(candidate, type) and issubclass(candidate, HyocrWorkerExtension)
 
 
 def refusals(config: DictConfig) -> list[str]:
@@ -101,6 +113,12 @@ def refusals(config: DictConfig) -> list[str]:
     refuse(
         os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0") != "0",
         "VLLM_USE_V2_MODEL_RUNNER is set: vLLM 0.25's second model runner cannot run HunYuanVL. Unset it.",
+    )
+    extension = _get(config, "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls")
+    refuse(
+        extension is not None and not _is_our_extension(extension),
+        f"engine_kwargs.vllm.worker_extension_cls={extension} does not derive from {WORKER_EXTENSION}: the rollout would keep "
+        "old position tables after a weight sync (A6). Derive your class from it.",
     )
     lengths = [_get(config, "data.max_prompt_length") or 0, _get(config, "data.max_response_length") or 0]
     model_length = _get(config, "actor_rollout_ref.rollout.max_model_len")
