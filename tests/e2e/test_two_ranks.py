@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 # Every fifth sample has no score: 3 of a step's 16 are dropped, 13 are left, and two ranks need an even number of rows.
-REWARD = '''
+REWARD = """
 calls = 0
 
 
@@ -15,7 +15,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
     valid = float(calls % 5 != 0)
     score = solution_str.count("1") / 16 if valid else -1.0
     return {"score": score, "valid": valid, "task": "Parsing", "decision": "scored" if valid else "scorer_error"}
-'''
+"""
 
 
 @pytest.fixture(scope="module")
