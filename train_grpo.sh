@@ -339,6 +339,12 @@ if [ "$RESUME_MODE" = disable ] && compgen -G "$RUN_DIR/ckpt/global_step_*" >/de
 fi
 export VERL_FILE_LOGGER_PATH=$RUN_DIR/metrics.jsonl TENSORBOARD_DIR=$RUN_DIR/tensorboard HYOCR_RUN_DIR=$RUN_DIR
 
+# The kit's reward needs a judge for Translation and VQA: say now if there is none, not at step 1.
+if [ "$REWARD_FN_PATH" = "$KIT/reward_ocr.py" ]; then
+  IFS=, read -ra files <<<"$TRAIN_FILES,$VAL_FILES"
+  "$PY" -m utils.judge_ready "${files[@]}" || die "the data cannot be scored as configured (see above, and docs/judge.md)"
+fi
+
 # ------------------------------------------------------------------------------------------------------------- Ray
 CHILD=""
 finish() {

@@ -112,6 +112,34 @@ def test_vllm_seams():
     assert parameters(Sampler.compute_logprobs) == ["logits"]
 
 
+def test_dataset_seams():
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    for name in ("_read_files_and_tokenize", "maybe_filter_out_long_prompts", "_build_messages", "__getstate__"):
+        assert callable(getattr(RLHFDataset, name)), name
+    assert parameters(RLHFDataset.maybe_filter_out_long_prompts) == ["self", "dataframe"]
+    assert parameters(RLHFDataset._process_multi_modal_info) == ["messages", "image_patch_size", "config"]
+
+
+def test_packing_and_flops_seams():
+    import transformers.models.hunyuan_vl.modeling_hunyuan_vl as modeling
+    from verl.utils import flops_counter
+    from verl.workers.engine_workers import TrainingWorker
+
+    assert hasattr(modeling, "get_vision_cu_seqlens") and hasattr(modeling, "ALL_ATTENTION_FUNCTIONS")
+    assert isinstance(flops_counter.ESTIMATE_FUNC, dict)
+    assert {"train_batch", "infer_batch"} <= set(dir(TrainingWorker))
+
+
+def test_trainer_seams():
+    from verl.trainer.ppo.v1 import trainer_base
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+    source = inspect.getsource(trainer_base.PPOTrainer._build_replay_buffer)
+    assert "custom_sampler" in source and "sampler_cls(**replay_buffer_kwargs)" in source
+    assert {"global_steps", "partition_id", "batch_size"} <= set(inspect.signature(ReplayBuffer.sample).parameters)
+
+
 def test_driver_seams():
     from verl.trainer import main_ppo
     from verl.utils import tracking

@@ -7,6 +7,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -25,11 +27,17 @@ def launch(root: Path, *arguments: str, **environment: str) -> subprocess.Comple
     )
 
 
+def write_rows(path: Path, *task_types: str) -> Path:
+    """A parquet with what the launcher's own checks read."""
+    rows = [{"data_source": name, "extra_info": {"task_type": name}} for name in task_types]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
 @pytest.fixture
 def real_run(tiny_model, tmp_path) -> dict[str, str]:
     """Settings of a run that passes every check that needs no cluster."""
-    parquet = tmp_path / "train.parquet"
-    parquet.write_bytes(b"PAR1")
+    parquet = write_rows(tmp_path / "train.parquet", "Parsing")
     return {
         "MODEL_PATH": str(tiny_model),
         "TRAIN_FILES": str(parquet),
@@ -160,6 +168,22 @@ def test_existing_checkpoints_are_not_overwritten(kit_root, real_run):
     folder.mkdir(parents=True)
     result = launch(kit_root, RESUME_MODE="disable", **real_run)
     assert result.returncode == 2 and "would overwrite them" in result.stderr and folder.is_dir()
+
+
+def test_judge_task_without_a_judge_is_named_before_anything_starts(kit_root, real_run, tmp_path):
+    data = write_rows(tmp_path / "vqa.parquet", "Parsing", "VQA", "IE")
+    result = launch(kit_root, **{**real_run, "TRAIN_FILES": str(data)}, RAY_ADDRESS="127.0.0.1:1")
+    assert result.returncode == 2
+    assert "judge_ready: VQA need a judge" in result.stderr and "Qwen/Qwen3-30B-A3B" in result.stderr
+
+
+def test_judge_task_with_a_route_passes_that_check(kit_root, real_run, tmp_path):
+    data = write_rows(tmp_path / "vqa.parquet", "rule_based_translation")
+    routes = tmp_path / "routes.json"
+    routes.write_text('{"my-judge": ["10.0.0.1:8000"]}')
+    settings = {**real_run, "TRAIN_FILES": str(data), "JUDGE_ROUTES_FILE": str(routes)}
+    result = launch(kit_root, **settings, RM_SYSTEM_JUDGE_MODEL_NAME="my-judge", RAY_ADDRESS="127.0.0.1:1")
+    assert "no usable Ray cluster" in result.stderr, "the next check is the cluster's"
 
 
 def test_unreachable_ray_is_named_before_anything_starts(kit_root, real_run):
