@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+WITHOUT_START_UP_LINE = {"A6", "D2.engine", "D2.sampler"}
+"""They act inside vLLM, not through the registry that says at start-up what is disabled."""
 
 
 def steps_with_checks() -> list[str]:
@@ -48,7 +50,8 @@ def test_step_works(step, tiny_model):
 def test_check_fails_without_the_step(step, tiny_model):
     result = run_check(step, tiny_model, disable=step)
     assert result.returncode != 0, f"{step} can be removed and nothing notices"
-    assert "HYOCR_DISABLE" in result.stderr + result.stdout or "A6" in step, result.stderr[-2000:]
+    if step not in WITHOUT_START_UP_LINE:
+        assert "HYOCR_DISABLE" in result.stderr + result.stdout, result.stderr[-2000:]
 
 
 def test_every_step_has_a_check(tiny_model):
