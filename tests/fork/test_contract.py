@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import subprocess
 import sys
@@ -70,6 +71,7 @@ def test_rollout_seams():
         "use_shm",
     ]
     assert hasattr(vLLMColocateWorkerExtension, "_iter_all_models")
+    assert logging.getLogger().level == logging.WARNING, "importing vLLM's server must not hide warnings"
 
 
 def test_engine_seams():

@@ -20,6 +20,8 @@ def _bootstrap() -> None:
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     # The fork must never upload anything by itself.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # A dependency of vLLM's server raises the root logger to ERROR on import, which hides verl's and our warnings.
+    os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", "WARNING")
     from verl_hyocr import adapt
 
     adapt.install_all()
