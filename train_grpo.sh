@@ -303,7 +303,9 @@ ARGS=(
 if [ $ON_CPU = 1 ]; then
   # vLLM's CPU backend has no sleep mode and no CUDA graphs; torch.compile costs more than it saves on a tiny model.
   export VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-  export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo} VLLM_HOST_IP=${VLLM_HOST_IP:-127.0.0.1} RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0
+  export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0
+  # On several nodes each node has its own: start_ray.sh sets them there.
+  [ "$NNODES" != 1 ] || export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo} VLLM_HOST_IP=${VLLM_HOST_IP:-127.0.0.1}
   # shellcheck disable=SC2206
   ARGS+=(
     trainer.device=cpu

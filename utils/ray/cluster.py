@@ -264,7 +264,7 @@ def check_versions(probe: dict, head: str, allow_kit: bool) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- pieces
 def network_environment(nnodes: int, node_ip: str, head_ip: str) -> dict[str, str]:
-    """The environment after sourcing network_envs.sh. Raises ClusterError when the wanted tier cannot be had."""
+    """The node's environment after sourcing network_envs.sh. Raises ClusterError when the wanted tier cannot be had."""
     script = REPO / "utils/ray/network_envs.sh"
     environment = {**os.environ, "NNODES": str(nnodes), "NODE_IP": node_ip, "HEAD_IP": head_ip}
     done = subprocess.run(
@@ -275,7 +275,11 @@ def network_environment(nnodes: int, node_ip: str, head_ip: str) -> dict[str, st
     )
     if done.returncode:
         raise ClusterError("network_envs.sh refused the settings (see above)")
-    return dict(entry.split("=", 1) for entry in done.stdout.split("\0") if "=" in entry)
+    found = dict(entry.split("=", 1) for entry in done.stdout.split("\0") if "=" in entry)
+    if nnodes > 1:
+        # vLLM would take the address of the route to the internet: another network, or none.
+        found.setdefault("VLLM_HOST_IP", node_ip)
+    return found
 
 
 def reach_head(name: str, port: int, deadline: float) -> str:
