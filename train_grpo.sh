@@ -78,6 +78,7 @@ knob NNODES 1 "nodes"
 knob NGPUS_PER_NODE 8 "GPUs (on the CPU platform: worker slots) per node"
 knob RAY_ADDRESS auto "running Ray cluster to attach to; never stopped by this script"
 knob START_RAY 0 "1: start a local Ray for this run and stop it afterwards (single node)"
+knob SHIP_CODE 0 "1: Ray carries verl_hyocr, reward/ and the reward file to nodes that do not have this folder"
 knob RAY_NUM_CPUS "" "with START_RAY=1: logical CPUs of that Ray (none: detected; the CPU platform needs 12)"
 
 group "Batch and lengths"
@@ -179,7 +180,7 @@ for name in USE_DYNAMIC_BSZ USE_REMOVE_PADDING BALANCE_BATCH USE_KL_LOSS GRADIEN
     *) die "$name must be True or False, got '${!name}'" ;;
   esac
 done
-for name in START_RAY SAVE_HF_MODEL; do
+for name in START_RAY SHIP_CODE SAVE_HF_MODEL; do
   case ${!name} in 0|1) ;; *) die "$name must be 0 or 1, got '${!name}'" ;; esac
 done
 [ $((TRAIN_BATCH_SIZE % PPO_MINI_BATCH_SIZE)) = 0 ] ||
@@ -260,6 +261,16 @@ esac
 SAVE_CONTENTS='["model","optimizer","extra"]'
 [ "$SAVE_HF_MODEL" = 1 ] && SAVE_CONTENTS='["model","optimizer","extra","hf_model"]'
 
+# Shipped code is imported by name: its folder on a worker is Ray's.
+REWARD_MODULE=$REWARD_FN_PATH
+if [ "$SHIP_CODE" = 1 ]; then
+  REWARD_MODULE=$(basename "$REWARD_FN_PATH" .py)
+  [[ $REWARD_MODULE =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || die "SHIP_CODE=1 imports the reward file by name: rename $REWARD_FN_PATH"
+  REWARD_MODULE=pkg://$REWARD_MODULE
+  PYTHONPATH=$(dirname "$REWARD_FN_PATH"):$PYTHONPATH
+  export HYOCR_SHIP=$KIT/reward:$REWARD_FN_PATH
+fi
+
 A=actor_rollout_ref
 # shellcheck disable=SC2206  # $A has no spaces
 ARGS=(
@@ -291,7 +302,7 @@ ARGS=(
   $A.rollout.calculate_log_probs="$CALCULATE_LOG_PROBS" $A.rollout.load_format="$LOAD_FORMAT"
   +$A.rollout.limit_images="$MAX_IMAGES" $A.rollout.agent.num_workers="$AGENT_WORKERS"
   $A.rollout.checkpoint_engine.update_weights_bucket_megabytes="$WEIGHT_BUCKET_MB"
-  reward.custom_reward_function.path="$REWARD_FN_PATH" reward.custom_reward_function.name="$REWARD_FN_NAME"
+  reward.custom_reward_function.path="$REWARD_MODULE" reward.custom_reward_function.name="$REWARD_FN_NAME"
   reward.num_workers="$REWARD_WORKERS"
   trainer.nnodes="$NNODES" trainer.n_gpus_per_node="$NGPUS_PER_NODE" trainer.balance_batch="$BALANCE_BATCH"
   trainer.logger="$(list "$LOGGERS")" trainer.project_name="$PROJECT_NAME" trainer.experiment_name="$EXPERIMENT_NAME"

@@ -25,6 +25,8 @@ def check() -> str:
         )
     found = registry.problems()
     bad_versions = versions.mismatches()
+    if other_fork := versions.fork_mismatch():
+        bad_versions.append(other_fork)
     if bad_versions and not versions.mismatch_allowed():
         found += [f"{line} (set {versions.ALLOW_ENV}=1 to try anyway)" for line in bad_versions]
     if found:

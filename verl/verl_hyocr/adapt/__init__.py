@@ -17,6 +17,7 @@ def install_all() -> None:
         flops,
         hf_export,
         nested_positions,
+        node_loss,
         packing,
         placeholder_dedup,
         position_interpolation,
@@ -39,6 +40,7 @@ def install_all() -> None:
         file_logger,
         dropped_samples,
         config_guard,
+        node_loss,
     ]
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
         from verl_hyocr.adapt import cpu
