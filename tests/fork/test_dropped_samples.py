@@ -254,6 +254,7 @@ def row(key: str, info: dict) -> dict:
         "rm_scores": rewards,
         "multi_modal_inputs": {},
         "num_turns": 2,
+        "metrics": {"generate_sequences": 2.0, "tool_calls": 0.0, "compute_score": 1.0 + int(session)},
         "extra_fields": {"reward_extra_info": info},
     }
 
@@ -436,9 +437,11 @@ def trainer_config(**overrides):
 
 def bare_trainer(config=None, max_rate: float = 0.5, window: int = 2):
     """The trainer without its workers and rollout engines."""
+    from verl_hyocr.health import HealthWatch
     from verl_hyocr.trainer import HyocrTrainerSync, ScoreWatch
 
     trainer = object.__new__(HyocrTrainerSync)
+    trainer.health = HealthWatch()
     trainer.config = config if config is not None else trainer_config()
     trainer.trainer_mode, trainer.global_steps, trainer.total_training_steps = "sync", 1, 100
     trainer.curr_step_profile, trainer.timing_raw = False, {}

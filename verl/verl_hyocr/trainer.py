@@ -1,7 +1,8 @@
 """verl's synchronous trainer with dropped samples: ``trainer.v1.trainer_mode=hyocr_sync``.
 
-Adds to upstream: an update without samples is skipped, drops and judge failures are metrics, and a run in which either
-stays too frequent stops with the reason. Which samples are dropped is decided in :mod:`verl_hyocr.sampler`.
+Adds to upstream: an update without samples is skipped, drops, judge failures and the step's health are metrics, and a run
+in which one of them stays bad stops with the reason. Which samples are dropped is decided in :mod:`verl_hyocr.sampler`,
+what is healthy in :mod:`verl_hyocr.health`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from verl_hyocr import drop_policy
+from verl_hyocr import drop_policy, health
 from verl_hyocr.drop_policy import DropGuard, DropPlan, TrainingStopped
+from verl_hyocr.health import HealthWatch
 from verl_hyocr.sampler import HyocrReplayBuffer
 
 # Below verl's own logger, which the trainer process shields from libraries that silence the root logger.
@@ -59,8 +62,13 @@ class ScoreWatch:
         if step.analyses and self._find_judge_metrics():
             metrics = self._judge.summarise(step.analyses)
             reasons.append(self._judge_guard.update(step.analyses))
-        self.stop_reason = " Also: ".join(reason for reason in reasons if reason)
+        self.stop_reason = ""
+        self.add_reasons(reasons)
         return metrics
+
+    def add_reasons(self, reasons: list[str | None]) -> None:
+        """Further reasons to end the run; empty ones are none."""
+        self.stop_reason = " Also: ".join(reason for reason in (self.stop_reason, *reasons) if reason)
 
     def _find_judge_metrics(self) -> bool:
         if self._judge is None and not self._judge_is_missing:
@@ -83,6 +91,7 @@ class HyocrTrainerSync(PPOTrainerSync):
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"
         self.watch = ScoreWatch(config.reward.custom_reward_function.path, DropGuard.from_env())
+        self.health = HealthWatch.from_env()
         super().__init__(config)
         if not isinstance(self.replay_buffer, HyocrReplayBuffer):
             raise TypeError(
@@ -139,9 +148,42 @@ class HyocrTrainerSync(PPOTrainerSync):
         if plan.declares_valid:
             metrics[SKIPPED] = float(self.replay_buffer.left_nothing)
         metrics.update(self.watch.update(plan))
+        if self.health.enabled:
+            self._check_health(batch, metrics, timing_raw)
         if self.watch.stop_reason:
             logger.error("step %d is the last one: %s", self.global_steps, self.watch.stop_reason)
         return batch
+
+    def _check_health(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict) -> None:
+        real = [number for number, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        if real:
+            keys = [batch.keys[number] for number in real]
+            fields = tq.kv_batch_get(
+                keys=keys, partition_id=batch.partition_id, select_fields=["responses", "rm_scores"]
+            )
+            longest = self.config.data.max_response_length
+            context = self.config.actor_rollout_ref.rollout.max_model_len or sys.maxsize
+            limits = [min(longest, context - batch.tags[number]["prompt_len"]) for number in real]
+            metrics.update(
+                health.sample_metrics(
+                    answers=[row.numpy() for row in fields["responses"].unbind()],
+                    limits=limits,
+                    groups=[drop_policy.split_key(key)[0] for key in keys],
+                    scores=[float(row.sum()) for row in fields["rm_scores"].unbind()],
+                    eos=self.tokenizer.eos_token_id,
+                )
+            )
+            metrics.update(health.reward_metrics(self._rollout_timings(keys), timing_raw))
+        metrics.update(self.health.update(metrics, padding=1.0 - len(real) / len(batch) if real else 0.0))
+        for warning in self.health.warnings:
+            logger.warning("step %d, %s", self.global_steps, warning)
+        self.watch.add_reasons([self.health.stop_reason])
+
+    def _rollout_timings(self, keys: list[str]) -> list[dict[str, float]]:
+        """Seconds that the agent loops noted for these rows and for the dropped ones of the step."""
+        keys = keys + [key for sample in self.replay_buffer.dropped for key in sample.keys]
+        data = tq.kv_batch_get(keys=keys, partition_id=self.replay_buffer.partition_id, select_fields=["metrics"])
+        return [getattr(value, "data", value) for value in data["metrics"]]
 
     def _dropped_batch(self) -> KVBatchMeta:
         """The rows of a step without training, for upstream to clear: it cannot clear an empty batch."""
@@ -153,6 +195,14 @@ class HyocrTrainerSync(PPOTrainerSync):
         if self.watch.stop_reason and not self._saves_this_step():
             self._save_checkpoint()
         super().on_step_end()
+
+    def _save_checkpoint(self):
+        if self.health.broken:
+            logger.error(
+                "step %d is not saved: %s", self.global_steps, self.health.stop_reason or "its weights compute NaN"
+            )
+            return
+        super()._save_checkpoint()
 
     def _saves_this_step(self) -> bool:
         every = self.config.trainer.save_freq
