@@ -18,7 +18,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_hyocr import drop_policy
+from verl_hyocr import drop_policy, stop
 from verl_hyocr.drop_policy import DropGuard, Dropped, DropPlan, TrainingStopped
 
 FEATURES = (
@@ -60,6 +60,8 @@ class HyocrReplayBuffer(ReplayBuffer):
         self.clear_dropped()
         self._evicted = DropPlan()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        # Answers arrive in any order; mini-batches must be those of an uninterrupted run (E2).
+        batch.reorder(sorted(range(len(batch)), key=lambda row: _row_order(batch.keys[row])))
         selected = drop_policy.plan(self._reward_infos(batch.keys))
         self.dropped = selected.dropped
         self.step_plan = selected + self._evicted
@@ -69,6 +71,14 @@ class HyocrReplayBuffer(ReplayBuffer):
             batch = batch.select_keys([key for key in batch.keys if key not in gone])
         self.left_nothing = len(batch) == 0
         return batch, metrics
+
+    def _select_prompt_uids(self, partition_id: str, sampleable_keys: set[str], batch_size: int):
+        # Upstream sorts by step alone, and a set has another order in every process.
+        return super()._select_prompt_uids(partition_id, dict.fromkeys(sorted(sampleable_keys)), batch_size)
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        stop.check()
+        return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def clear_dropped(self) -> None:
         """Remove the rows that were left out of the latest batch from the transfer queue."""
@@ -121,3 +131,8 @@ class HyocrReplayBuffer(ReplayBuffer):
                 "then start the same command again: it resumes from the last checkpoint. The limit is "
                 f"{drop_policy.WINDOW_ENV} times the batch size ({limit}); {drop_policy.MAX_RATE_ENV}=1 lifts it."
             )
+
+
+def _row_order(key: str) -> tuple[str, int, int]:
+    uid, session, index = drop_policy.split_key(key)
+    return uid, int(session), index

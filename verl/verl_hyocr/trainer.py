@@ -18,17 +18,20 @@ import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from verl_hyocr import drop_policy, health
+from verl_hyocr import drop_policy, groups, health, pixels
 from verl_hyocr.drop_policy import DropGuard, DropPlan, TrainingStopped
 from verl_hyocr.health import HealthWatch
+from verl_hyocr.registry import is_disabled
+from verl_hyocr.safe_trainer import SafeTrainerSync
 from verl_hyocr.sampler import HyocrReplayBuffer
 
 # Below verl's own logger, which the trainer process shields from libraries that silence the root logger.
 logger = logging.getLogger("verl.hyocr")
 
 TRAINER_MODE = "hyocr_sync"
+GROUP_IMBALANCE = 1.1
+"""Groups stay whole while the fullest rank gets at most this many times the tokens of a balance without groups."""
 SKIPPED = f"{drop_policy.PREFIX}/skipped_update"
 
 
@@ -83,7 +86,7 @@ class ScoreWatch:
 
 
 @register_trainer(TRAINER_MODE)
-class HyocrTrainerSync(PPOTrainerSync):
+class HyocrTrainerSync(SafeTrainerSync):
     """Upstream's synchronous trainer on a replay buffer that drops samples without a score."""
 
     def __init__(self, config: DictConfig):
@@ -127,6 +130,7 @@ class HyocrTrainerSync(PPOTrainerSync):
         if self.watch.stop_reason:
             self._shutdown_dump_executor()
             raise TrainingStopped(f"training stopped after step {self.global_steps - 1}: {self.watch.stop_reason}")
+        pixels.clear_before(self.global_steps)
         super().on_step_begin()
 
     def on_sample_end(self):
@@ -210,13 +214,27 @@ class HyocrTrainerSync(PPOTrainerSync):
 
     def _balance_batch(self, batch: KVBatchMeta, metrics, **kwargs) -> KVBatchMeta:
         batch = super()._balance_batch(batch, metrics=metrics, **kwargs)
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        self._keep_groups_together(batch, ranks)
         is_padding = [tag.get("is_padding", False) for tag in batch.tags]
         rollouts = self.config.actor_rollout_ref.rollout.n
         mini_batches, rest = divmod(len(batch), self.config.actor_rollout_ref.actor.ppo_mini_batch_size * rollouts)
         if any(is_padding) and mini_batches > 1 and rest == 0:
-            ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
             batch.reorder(drop_policy.spread_padding(is_padding, ranks, mini_batches))
         return batch
+
+    @staticmethod
+    def _keep_groups_together(batch: KVBatchMeta, ranks: int) -> None:
+        """Order a balanced batch so that a prompt's samples meet on one rank, where they share its images (H1)."""
+        if is_disabled("H1") or len(batch) % ranks:
+            return
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        shares = groups.spread_over_ranks(lengths, [key.split("_")[0] for key in batch.keys], ranks)
+        size = len(batch) // ranks
+        loads = [sum(lengths[index] for index in share) for share in shares]
+        balanced = [sum(lengths[start : start + size]) for start in range(0, len(batch), size)]
+        if max(loads) <= GROUP_IMBALANCE * max(balanced):
+            batch.reorder([index for share in shares for index in share])
 
     # ---------------------------------------------------------------------------------------------- what is logged
 
