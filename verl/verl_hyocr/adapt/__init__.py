@@ -23,6 +23,7 @@ def install_all() -> None:
         position_interpolation,
         processor,
         rotary,
+        seeded_sampling,
         weight_names,
     )
 
@@ -39,6 +40,7 @@ def install_all() -> None:
         flops,
         file_logger,
         dropped_samples,
+        seeded_sampling,
         config_guard,
         node_loss,
     ]
