@@ -72,6 +72,15 @@ knob RM_SYSTEM_JUDGE_MODEL_NAME Qwen/Qwen3-30B-A3B "judge model for Translation 
 
 knob HYOCR_MAX_DROP_RATE 0.5 "stop a run that drops more than this share of its samples in every step of the window"
 knob HYOCR_DROP_WINDOW 5 "the window, in steps (docs/dropped_samples.md)"
+knob HYOCR_HEALTH 1 "health metrics and warnings (docs/health.md); 0: none"
+knob HYOCR_HEALTH_STOP nonfinite "conditions that end the run: nonfinite, logprob_gap, entropy, truncated, repetition, zero_variance, reward_time; all; none"
+knob HYOCR_HEALTH_WINDOW 5 "steps in a row beyond a limit before it is an alarm"
+knob HYOCR_HEALTH_MAX_LOGPROB_GAP 0.02 "limit: difference of actor's and rollout's mean log-prob of an answer"
+knob HYOCR_HEALTH_MIN_ENTROPY_RATIO 0.2 "limit: entropy relative to the run's first steps"
+knob HYOCR_HEALTH_MAX_TRUNCATED 0.3 "limit: share of answers cut at their maximal length"
+knob HYOCR_HEALTH_MAX_REPETITION 0.1 "limit: share of answers that end in a loop"
+knob HYOCR_HEALTH_MAX_ZERO_VARIANCE 0.8 "limit: share of groups with equal rewards"
+knob HYOCR_HEALTH_MAX_REWARD_TIME 0.3 "limit: share of the step spent waiting for scores"
 
 group "Cluster"
 knob NNODES 1 "nodes"

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_hyocr import launch_env, registry
 from verl_hyocr.adapt import dropped_samples, packing
+from verl_hyocr.health import HealthWatch
 from verl_hyocr.hf import MODEL_TYPE, is_hunyuan_checkpoint
 
 EXTERNAL_LIB = "verl_hyocr.activate"
@@ -127,6 +128,10 @@ def refusals(config: DictConfig) -> list[str]:
         f"actor_rollout_ref.rollout.max_model_len={model_length} is below prompt + response = {sum(lengths)}. "
         f"Set it to {sum(lengths)} or more.",
     )
+    try:
+        HealthWatch.from_env()
+    except ValueError as error:
+        found.append(str(error))
     return found + dropped_samples.config_refusals(config)
 
 
