@@ -146,7 +146,8 @@ knob MAX_CKPT_TO_KEEP "" "keep this many checkpoints (none: all)"
 knob RESUME_MODE auto "auto: from the newest checkpoint; disable; or a path to a global_step_N folder"
 knob SAVE_HF_MODEL 1 "also write HuggingFace weights with every checkpoint"
 knob LOGGERS console,tensorboard,file "verl loggers"
-knob SEED 1 "seed of data order"
+knob SEED 1 "seed of data order and of DETERMINISTIC_ROLLOUT"
+knob DETERMINISTIC_ROLLOUT "$([ $ON_CPU = 1 ] && echo True || echo False)" "seed every answer by SEED, step and sample: a resumed run samples as an uninterrupted one (on the CPU: True)"
 
 if [ $SHOW_HELP = 1 ]; then
   cat <<'HELP'
@@ -182,7 +183,7 @@ for name in ACTOR_LR KL_LOSS_COEF CLIP_RATIO_LOW CLIP_RATIO_HIGH CLIP_RATIO_C TE
   [[ ${!name} =~ ^[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] || die "$name must be a number, got '${!name}'"
 done
 for name in USE_DYNAMIC_BSZ USE_REMOVE_PADDING BALANCE_BATCH USE_KL_LOSS GRADIENT_CHECKPOINTING PARAM_OFFLOAD OPTIMIZER_OFFLOAD \
-    ENABLE_CHUNKED_PREFILL FREE_CACHE_ENGINE ENFORCE_EAGER CALCULATE_LOG_PROBS VAL_BEFORE_TRAIN; do
+    ENABLE_CHUNKED_PREFILL FREE_CACHE_ENGINE ENFORCE_EAGER CALCULATE_LOG_PROBS VAL_BEFORE_TRAIN DETERMINISTIC_ROLLOUT; do
   case ${!name} in
     True|true|1) printf -v "$name" True ;;
     False|false|0) printf -v "$name" False ;;
@@ -345,7 +346,10 @@ while IFS=$'\t' read -r name _; do
   [ -z "${!name+x}" ] || HYOCR_FORWARD="${HYOCR_FORWARD:+$HYOCR_FORWARD }$name"
 done <"$KIT/utils/ray/network_allowlist.txt"
 export HYOCR_FORWARD=${HYOCR_FORWARD:-}
-COMMAND=("$PY" -m verl.trainer.main_ppo "${ARGS[@]}" "${HYDRA[@]}")
+HYOCR_ROLLOUT_SEED=""
+[ "$DETERMINISTIC_ROLLOUT" = False ] || HYOCR_ROLLOUT_SEED=$SEED
+export HYOCR_ROLLOUT_SEED
+COMMAND=("$PY" -m verl_hyocr.main "${ARGS[@]}" "${HYDRA[@]}")
 
 if [ $DRY_RUN = 1 ]; then
   printf '%q ' "${COMMAND[@]}"; printf '\n\n'
@@ -358,6 +362,10 @@ exec 9>"$RUN_DIR/.lock"
 flock -n 9 || die "another run is writing to $RUN_DIR (its lock is held). Choose another EXPERIMENT_NAME or wait for it."
 if [ "$RESUME_MODE" = disable ] && compgen -G "$RUN_DIR/ckpt/global_step_*" >/dev/null; then
   die "$RUN_DIR/ckpt holds checkpoints and RESUME_MODE=disable would overwrite them. Choose another EXPERIMENT_NAME or move them."
+fi
+if [ "$RESUME_MODE" != disable ]; then
+  "$PY" -m verl_hyocr.checkpoint "$RUN_DIR/ckpt" --world-size "$WORLD" --resume "$RESUME_MODE" ||
+    die "this run cannot resume (see above, and docs/checkpoints.md)"
 fi
 export VERL_FILE_LOGGER_PATH=$RUN_DIR/metrics.jsonl TENSORBOARD_DIR=$RUN_DIR/tensorboard HYOCR_RUN_DIR=$RUN_DIR
 
@@ -377,8 +385,12 @@ finish() {
   exit "$code"
 }
 trap finish EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
+# The trainer saves on the first SIGTERM and ends at once on the second signal; this script waits for it either way.
+on_signal() {
+  if [ -n "$CHILD" ]; then kill -"$1" "$CHILD" 2>/dev/null || true; else exit "$2"; fi
+}
+trap 'on_signal INT 130' INT
+trap 'on_signal TERM 143' TERM
 if [ "$START_RAY" = 1 ]; then
   [ "$NNODES" = 1 ] || die "START_RAY=1 starts a single node; for NNODES=$NNODES start Ray on every node with utils/ray/start_ray.sh"
   RAY_PORT=${RAY_PORT:-$("$PY" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}
@@ -394,10 +406,18 @@ export RAY_ADDRESS
 
 say "run folder: $RUN_DIR"
 printf '\n===== %s  %s\n' "$(date -u +%FT%TZ)" "$(printf '%q ' "${COMMAND[@]}")" >>"$RUN_DIR/stdout.log"
-"${COMMAND[@]}" > >(exec tee -a "$RUN_DIR/stdout.log") 2>&1 9>&- &
+# A signal for the whole process group must not take the log away from the trainer.
+"${COMMAND[@]}" > >(trap '' INT TERM; exec tee -a "$RUN_DIR/stdout.log") 2>&1 9>&- &
 CHILD=$!
 CODE=0
-wait "$CHILD" || CODE=$?
+while kill -0 "$CHILD" 2>/dev/null; do CODE=0; wait "$CHILD" || CODE=$?; done
+# A signal can cut the wait short while the trainer ends: its own code is the one that counts.
+OWN=0; wait "$CHILD" || OWN=$?
+[ "$OWN" = 127 ] || CODE=$OWN
 CHILD=""
-[ "$CODE" = 0 ] && say "done: $RUN_DIR" || say "the trainer ended with exit code $CODE; see $RUN_DIR/stdout.log"
+case $CODE in
+  0) say "done: $RUN_DIR" ;;
+  75) say "stopped on request; the same command continues $RUN_DIR" ;;
+  *) say "the trainer ended with exit code $CODE; see $RUN_DIR/stdout.log" ;;
+esac
 exit "$CODE"
