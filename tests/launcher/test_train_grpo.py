@@ -103,7 +103,7 @@ def test_dry_run_prints_the_command_and_the_checked_configuration(kit_root, real
     result = launch(kit_root, "--dry-run", "--", "trainer.save_freq=7", **real_run)
     assert result.returncode == 0, result.stderr[-2000:]
     command, _, rest = result.stdout.partition("\n\n")
-    assert "-m verl.trainer.main_ppo" in command and command.rstrip().endswith("trainer.save_freq=7")
+    assert "-m verl_hyocr.main" in command and command.rstrip().endswith("trainer.save_freq=7")
     config = yaml.safe_load(rest[rest.index("actor_rollout_ref:") :])
     assert config["trainer"]["save_freq"] == 7
     assert config["actor_rollout_ref"]["model"]["external_lib"] == "verl_hyocr.activate"
