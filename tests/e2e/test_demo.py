@@ -73,7 +73,7 @@ def test_resume_continues_and_keeps_the_history(demo, run_dir):
     assert after[: len(before)] == before
     assert json.loads(after[-1])["step"] == 4
     assert (run_dir / "ckpt/latest_checkpointed_iteration.txt").read_text().strip() == "4"
-    assert (run_dir / "stdout.log").read_text().count("verl.trainer.main_ppo") >= 2, "both starts are in stdout.log"
+    assert (run_dir / "stdout.log").read_text().count("verl_hyocr.main") >= 2, "both starts are in stdout.log"
 
 
 def test_activation_line_in_driver_log(run_dir):
