@@ -18,8 +18,10 @@ import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.utils.debug import marked_timer
 
 from verl_hyocr import drop_policy, groups, health, pixels
+from verl_hyocr.board_source import RolloutBoard
 from verl_hyocr.drop_policy import DropGuard, DropPlan, TrainingStopped
 from verl_hyocr.health import HealthWatch
 from verl_hyocr.registry import is_disabled
@@ -89,12 +91,15 @@ class ScoreWatch:
 class HyocrTrainerSync(SafeTrainerSync):
     """Upstream's synchronous trainer on a replay buffer that drops samples without a score."""
 
+    board: RolloutBoard | None = None
+
     def __init__(self, config: DictConfig):
         # Upstream compares the mode with "sync" in many places; this is that mode.
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"
         self.watch = ScoreWatch(config.reward.custom_reward_function.path, DropGuard.from_env())
         self.health = HealthWatch.from_env()
+        self.board = RolloutBoard.from_env()
         super().__init__(config)
         if not isinstance(self.replay_buffer, HyocrReplayBuffer):
             raise TypeError(
@@ -122,6 +127,13 @@ class HyocrTrainerSync(SafeTrainerSync):
             for name, value in features.items():
                 OmegaConf.update(self.config, f"trainer.v1.sampler.sampler_kwargs.{name}", value, force_add=True)
         return super()._build_replay_buffer()
+
+    def fit(self, *args, **kwargs):
+        try:
+            return super().fit(*args, **kwargs)
+        finally:
+            if self.board is not None:
+                self.board.close()
 
     # ------------------------------------------------------------------------------------------------- one step
 
@@ -156,6 +168,9 @@ class HyocrTrainerSync(SafeTrainerSync):
             self._check_health(batch, metrics, timing_raw)
         if self.watch.stop_reason:
             logger.error("step %d is the last one: %s", self.global_steps, self.watch.stop_reason)
+        if self.board is not None:
+            with marked_timer("rl_logging_board", timing_raw):
+                self.board.log_queue(self, batch)
         return batch
 
     def _check_health(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict) -> None:
