@@ -10,6 +10,7 @@ from verl_hyocr.registry import install
 def install_all() -> None:
     """Arm every step for this process; steps of the CPU platform only when ``VERL_PLATFORM=cpu``."""
     from verl_hyocr.adapt import (
+        board_v0,
         config_guard,
         dropped_samples,
         dummy_vision,
@@ -40,6 +41,7 @@ def install_all() -> None:
         flops,
         file_logger,
         dropped_samples,
+        board_v0,
         seeded_sampling,
         config_guard,
         node_loss,
