@@ -134,6 +134,8 @@ class SupervisedRunner:
 def main() -> int:
     """Run the trainer; returns the exit code."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    # A shell script's background process ignores SIGINT until it says otherwise.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     from verl.trainer import main_ppo
 
     from verl_hyocr import stop
@@ -145,6 +147,9 @@ def main() -> int:
     except stop.Stopped as error:
         print(f"verl-hyocr: {getattr(error, 'cause', error)}", file=sys.stderr, flush=True)
         return stop.EXIT_CODE
+    except KeyboardInterrupt:
+        print("verl-hyocr: interrupted; nothing was saved", file=sys.stderr, flush=True)
+        return 130
     except Exception as error:
         traceback.print_exc()
         lines = _lost_lines()
