@@ -10,8 +10,12 @@ from types import ModuleType
 
 import torch
 
+from verl_hyocr import sampling_guards
+from verl_hyocr.adapt.fused_head import KEEP, answer_positions
 from verl_hyocr.adapt.hf_export import restore_released_config
-from verl_hyocr.hf import is_hunyuan_checkpoint
+from verl_hyocr.hf import is_hunyuan_checkpoint, is_hunyuan_model
+from verl_hyocr.one_reader import empty_weights
+from verl_hyocr.registry import is_disabled
 
 BACKENDS = ["fsdp", "fsdp2"]
 
@@ -20,7 +24,33 @@ def register(module: ModuleType) -> type:
     """Define and register the engine on top of ``verl.workers.engine.fsdp.transformer_impl``."""
 
     class HyocrFSDPEngine(module.FSDPEngineWithLMHead):
-        """Adds to upstream: checkpoints keep the released config (A3)."""
+        """Adds to upstream: checkpoints keep the released config (A3), rank 0 alone reads weights (B4), barred tokens (B6), the
+        head runs on answers only (H2)."""
+
+        def _build_module(self):
+            if not is_hunyuan_checkpoint(self.model_config.local_path):
+                return super()._build_module()
+            # FSDP1 broadcasts within its shard group only, so there every rank still reads.
+            if self.engine_config.strategy == "fsdp2" and self.rank != 0 and not is_disabled("B4"):
+                from verl.utils.model import get_hf_auto_model_class
+
+                with empty_weights(get_hf_auto_model_class(hf_config=self.model_config.hf_config)):
+                    built = super()._build_module()
+            else:
+                built = super()._build_module()
+            bias = sampling_guards.from_environment()
+            if bias is not None:
+                bias.install(built.get_output_embeddings(), known_tokens=len(self.model_config.tokenizer))
+            return built
+
+        def prepare_model_inputs(self, micro_batch):
+            model_inputs, output_args = super().prepare_model_inputs(micro_batch)
+            # A fused pass over packed samples of this model; others have no use for the positions.
+            fused = "shift_labels" in model_inputs and is_hunyuan_model(self.module)
+            if fused and "prompts" in micro_batch and not is_disabled("H2"):
+                prompts, responses = (micro_batch[name].offsets().diff() for name in ("prompts", "responses"))
+                model_inputs[KEEP] = answer_positions(prompts, responses, model_inputs["input_ids"].shape[-1])
+            return model_inputs, output_args
 
         def save_checkpoint(self, local_path, *args, **kwargs) -> None:
             super().save_checkpoint(local_path, *args, **kwargs)

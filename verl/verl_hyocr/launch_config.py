@@ -12,10 +12,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_hyocr import launch_env, registry
+from verl_hyocr import launch_env, registry, sampling_guards, weight_check
 from verl_hyocr.adapt import dropped_samples, packing
 from verl_hyocr.health import HealthWatch
-from verl_hyocr.hf import MODEL_TYPE, is_hunyuan_checkpoint
+from verl_hyocr.hf import MODEL_TYPE, is_hunyuan_checkpoint, read_config
 
 EXTERNAL_LIB = "verl_hyocr.activate"
 WORKER_EXTENSION = "verl_hyocr.vllm_ext.HyocrWorkerExtension"
@@ -27,18 +27,22 @@ class ConfigError(ValueError):
     """The configuration cannot be trained as asked; the message lists every reason and remedy."""
 
 
-def is_hunyuan_run(config: DictConfig) -> bool:
-    """Whether the actor's checkpoint is HunYuanVL (local folder, or hub id already in the cache)."""
-    path = str(OmegaConf.select(config, "actor_rollout_ref.model.path", default="") or "")
-    if os.path.isdir(os.path.expanduser(path)):
-        return is_hunyuan_checkpoint(os.path.expanduser(path))
+def _model_config(config: DictConfig) -> dict[str, Any]:
+    """Content of the actor's config.json (local folder, or hub id already in the cache); empty when there is none."""
+    path = os.path.expanduser(str(OmegaConf.select(config, "actor_rollout_ref.model.path", default="") or ""))
+    if os.path.isdir(path):
+        return read_config(path) if is_hunyuan_checkpoint(path) else {}
     from transformers import PretrainedConfig
 
     try:
-        loaded, _ = PretrainedConfig.get_config_dict(path)
+        return PretrainedConfig.get_config_dict(path)[0]
     except OSError:
-        return False
-    return loaded.get("model_type") == MODEL_TYPE
+        return {}
+
+
+def is_hunyuan_run(config: DictConfig) -> bool:
+    """Whether the actor's checkpoint is HunYuanVL (local folder, or hub id already in the cache)."""
+    return _model_config(config).get("model_type") == MODEL_TYPE
 
 
 def _get(config: DictConfig, key: str, default: Any = None) -> Any:
@@ -83,8 +87,9 @@ def refusals(config: DictConfig) -> list[str]:
         f"flash_attention_2 only. Set +{model}.override_config.attn_implementation=sdpa, or use_remove_padding to False.",
     )
     refuse(
-        _get(config, f"{model}.use_fused_kernels"),
-        f"{model}.use_fused_kernels=True: upstream's fused forward does not know this vision-language model. Set it to False.",
+        _get(config, f"{model}.use_fused_kernels") and registry.is_disabled("H2"),
+        f"{model}.use_fused_kernels=True while {registry.DISABLE_ENV} switches H2 off: upstream's fused forward does not know "
+        "this vision-language model. Set it to False, or leave H2 on.",
     )
     refuse(_get(config, f"{model}.use_liger"), f"{model}.use_liger=True is not adapted to HunYuanVL. Set it to False.")
     for part in ("actor", "ref"):
@@ -128,10 +133,15 @@ def refusals(config: DictConfig) -> list[str]:
         f"actor_rollout_ref.rollout.max_model_len={model_length} is below prompt + response = {sum(lengths)}. "
         f"Set it to {sum(lengths)} or more.",
     )
-    try:
-        HealthWatch.from_env()
-    except ValueError as error:
-        found.append(str(error))
+    for check in (
+        HealthWatch.from_env,
+        weight_check.check_settings,
+        lambda: sampling_guards.config_defaults(config, _model_config(config)),
+    ):
+        try:
+            check()
+        except ValueError as error:
+            found.append(str(error))
     return found + dropped_samples.config_refusals(config)
 
 
@@ -153,7 +163,8 @@ def complete(config: DictConfig) -> list[str]:
         if empty:
             _set(config, key, value)
             done.append(f"{key}={value}")
-    for key, value in dropped_samples.config_defaults(config).items():
+    guards = sampling_guards.config_defaults(config, _model_config(config))
+    for key, value in {**dropped_samples.config_defaults(config), **guards}.items():
         _set(config, key, value)
         done.append(f"{key}={value}")
     return done

@@ -26,11 +26,13 @@ def install_all() -> None:
         rotary,
         seeded_sampling,
         weight_names,
+        weight_sync,
     )
 
     modules = [
         processor,
         weight_names,
+        weight_sync,
         hf_export,
         rotary,
         position_interpolation,
