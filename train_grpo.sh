@@ -149,6 +149,13 @@ knob LOGGERS console,tensorboard,file "verl loggers"
 knob SEED 1 "seed of data order and of DETERMINISTIC_ROLLOUT"
 knob DETERMINISTIC_ROLLOUT "$([ $ON_CPU = 1 ] && echo True || echo False)" "seed every answer by SEED, step and sample: a resumed run samples as an uninterrupted one (on the CPU: True)"
 
+group "Samples for RLLoggingBoard (docs/rl_logging_board.md)"
+knob RLB_ENABLE 1 "write RUN_DIR/rl_logging_board/step_N.jsonl; 0: do not"
+knob RLB_EVERY 1 "steps divisible by this are written"
+knob RLB_MAX_SAMPLES 128 "samples of a step that are written, in whole groups from all tasks; 0: all"
+knob RLB_MAX_RESPONSE_TOKENS 2048 "tokens of an answer that are written; 0: all"
+knob RLB_FILE_SUFFIX "" "before .jsonl; _rank0 for the dddraxxx variant of the UI"
+
 if [ $SHOW_HELP = 1 ]; then
   cat <<'HELP'
 bash train_grpo.sh [--dry-run] [--help] [-- hydra.key=value …]
