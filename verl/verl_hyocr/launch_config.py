@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_hyocr import launch_env, registry, sampling_guards, weight_check
 from verl_hyocr.adapt import dropped_samples, packing
+from verl_hyocr.board import BoardSettings
 from verl_hyocr.health import HealthWatch
 from verl_hyocr.hf import MODEL_TYPE, is_hunyuan_checkpoint, read_config
 
@@ -135,6 +136,7 @@ def refusals(config: DictConfig) -> list[str]:
     )
     for check in (
         HealthWatch.from_env,
+        BoardSettings.from_env,
         weight_check.check_settings,
         lambda: sampling_guards.config_defaults(config, _model_config(config)),
     ):
