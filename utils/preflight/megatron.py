@@ -1,5 +1,9 @@
 """Rules of the Megatron path: do the parallel sizes, the lengths and the model fit each other and the cluster?
 
+    TRAIN_PP=16 TRAIN_EP=8 … python -m utils.preflight.megatron [--json]      (the variables of run_hy_v3_megatron.sh)
+
+Exit code 0 when the layout can run, 1 when it cannot, 2 when a variable cannot be read.
+
 Pure functions. Each ``check_*(settings)`` returns a list of :class:`Finding`; :func:`check_all` runs them all. Nothing
 is imported but the standard library, nothing is read but ``config.json`` in :func:`read_model`.
 
@@ -9,7 +13,11 @@ ETP x EP x EDP x PP, and both must fill the world: TP*CP*PP and ETP*EP*PP each d
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -503,3 +511,45 @@ def _splits_for_vllm(model: ModelShape, tp: int) -> bool:
 
 def _divisors(number: int, limit: int) -> str:
     return ", ".join(str(k) for k in range(1, min(number, limit) + 1) if number % k == 0)
+
+
+def _gpu_gib() -> float:
+    """Memory of this host's first GPU in GiB; 0 without one."""
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        ).stdout
+        return float(answer.split()[0]) / 1024
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return 0.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m utils.preflight.megatron",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a rule instead of text")
+    args = parser.parse_args(argv)
+    try:
+        found = check_all(settings_from_environment(os.environ, gpu_gib=_gpu_gib()))
+    except ValueError as error:
+        print(f"preflight: {error}", file=sys.stderr)
+        return 2
+    for finding in found:
+        if args.json:
+            print(json.dumps(finding._asdict()))
+        else:
+            print(f"{'ok  ' if finding.ok else 'FAIL'} {finding.name}: {finding.message}")
+            if not finding.ok:
+                print(f"     {finding.remedy}")
+    return 0 if all(finding.ok for finding in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

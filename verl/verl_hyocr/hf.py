@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import Any
 
 MODEL_TYPE = "hunyuan_vl"
+HY3_MODEL_TYPE = "hy_v3"
 
 
 def is_hunyuan_model(model: Any) -> bool:
     """Whether a (possibly wrapped) transformers model is HunYuanVL."""
     return getattr(getattr(model, "config", None), "model_type", None) == MODEL_TYPE
+
+
+def is_hy3_model(model: Any) -> bool:
+    """Whether a (possibly wrapped) transformers model is Hy3 (HYV3, text, mixture of experts)."""
+    return getattr(getattr(model, "config", None), "model_type", None) == HY3_MODEL_TYPE
 
 
 def is_hunyuan_processor(processor: Any) -> bool:

@@ -4,6 +4,7 @@ CPU backend of vLLM 0.25.1 only (D2):
 
 * ``XDRotaryEmbedding`` has no CPU forward and inherits one whose C++ kernel takes 1-D positions: heap corruption.
 * CPU linear layers repack their weight and drop the parameter, so weights could never be synced again.
+* Mixture-of-experts layers (Hy3) repack theirs too; without repacking they compute on views of the loaded tensors.
 * torch's ``log_softmax`` on the CPU is off by up to 1e-4 over a vocabulary of 120,000 with a peak (fp32 running sum);
   ``logsumexp``, which the actor uses, is right to 1e-6. The sampler's log-probs are computed the same way.
 """
@@ -28,6 +29,7 @@ def register() -> None:
         if not is_disabled("D2.engine"):
             _use_native_rotary()
             _keep_linear_weights()
+            _keep_expert_weights()
         if not is_disabled("D2.sampler"):
             _accurate_logprobs()
     _done = True
@@ -50,6 +52,18 @@ def _keep_linear_weights() -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
     utils.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm
+
+
+def _keep_expert_weights() -> None:
+    from vllm.model_executor.layers.fused_moe import cpu_fused_moe
+
+    if not hasattr(cpu_fused_moe.CPUFusedMOE, "check_grouped_gemm"):
+        raise RuntimeError("vLLM no longer has CPUFusedMOE.check_grouped_gemm: check weight sync of experts on CPU")
+
+    def check_grouped_gemm(self, layer) -> tuple[bool, str]:
+        return False, "none"
+
+    cpu_fused_moe.CPUFusedMOE.check_grouped_gemm = check_grouped_gemm
 
 
 def _accurate_logprobs() -> None:

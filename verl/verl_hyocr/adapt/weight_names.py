@@ -2,7 +2,8 @@
 
 Symptom without it: vLLM refuses the first weight sync (unknown ``model.vision_tower.…``) or keeps its start weights.
 Upstream: ``verl.utils.model.convert_weight_keys``, a no-op since transformers moved the mapping off the model class. The
-names come from transformers' own reversible mapping; no tensor is copied.
+names come from transformers' own reversible mapping; no tensor is copied. Hy3 (text, MoE) gets the names only: verl splits
+the fused experts itself, one tensor at a time.
 Process: FSDP workers. Goes when upstream calls ``revert_weight_conversion`` itself.
 """
 
@@ -11,10 +12,16 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from verl_hyocr.hf import is_hunyuan_model
+from verl_hyocr.hf import is_hunyuan_model, is_hy3_model
 from verl_hyocr.registry import Step, mark
 
 MODULE = "verl.utils.model"
+HY3_NAMES = (
+    (".mlp.gate.weight", ".mlp.router.gate.weight"),
+    (".mlp.e_score_correction_bias", ".mlp.expert_bias"),
+    (".mlp.shared_experts.", ".mlp.shared_mlp."),
+)
+"""transformers' name, released name; the inverse of its renamings for ``hy_v3``."""
 
 
 def released_names(model, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -31,11 +38,23 @@ def released_names(model, state_dict: dict[str, Any]) -> dict[str, Any]:
     return renamed
 
 
+def hy3_released_names(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Rename a transformers state dict of HYV3 to the released names; fused experts keep theirs and stay fused."""
+    renamed = {}
+    for name, tensor in state_dict.items():
+        for ours, released in HY3_NAMES:
+            name = name.replace(ours, released)
+        renamed[name] = tensor
+    return renamed
+
+
 def _apply(module: ModuleType) -> None:
     original = module.convert_weight_keys
 
     def convert_weight_keys(state_dict, model):
-        return released_names(model, state_dict) if is_hunyuan_model(model) else original(state_dict, model)
+        if is_hunyuan_model(model):
+            return released_names(model, state_dict)
+        return hy3_released_names(state_dict) if is_hy3_model(model) else original(state_dict, model)
 
     module.convert_weight_keys = mark(convert_weight_keys, "A3.names")
 
