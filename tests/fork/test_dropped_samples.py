@@ -446,6 +446,7 @@ def bare_trainer(config=None, max_rate: float = 0.5, window: int = 2):
     trainer.trainer_mode, trainer.global_steps, trainer.total_training_steps = "sync", 1, 100
     trainer.curr_step_profile, trainer.timing_raw = False, {}
     trainer.checkpoint_manager = Replicas()
+    trainer.train_dataloader = type("Loader", (), {"state_dict": staticmethod(dict)})
     trainer.watch = ScoreWatch(trainer.config.reward.custom_reward_function.path, DropGuard(max_rate, window))
     trainer.replay_buffer = trainer._build_replay_buffer()
     return trainer

@@ -27,6 +27,7 @@ from verl_hyocr.health import HealthWatch
 from verl_hyocr.registry import is_disabled
 from verl_hyocr.safe_trainer import SafeTrainerSync
 from verl_hyocr.sampler import HyocrReplayBuffer
+from verl_hyocr.stop import Stopped
 
 # Below verl's own logger, which the trainer process shields from libraries that silence the root logger.
 logger = logging.getLogger("verl.hyocr")
@@ -222,6 +223,11 @@ class HyocrTrainerSync(SafeTrainerSync):
             )
             return
         super()._save_checkpoint()
+
+    def _save_and_stop(self) -> Stopped:
+        if self.health.broken:
+            return Stopped(f"stopped on request; step {self._trained_step} is not saved: its weights compute NaN")
+        return super()._save_and_stop()
 
     def _saves_this_step(self) -> bool:
         every = self.config.trainer.save_freq
