@@ -62,6 +62,15 @@ def test_it_really_trains(run_dir, steps_of):
     assert any(step["actor/grad_norm"] > 0 for step in steps)
 
 
+def test_health_is_watched_without_false_alarm(run_dir, steps_of):
+    for number, metrics in steps_of(run_dir).items():
+        names = ("logprob_gap", "entropy", "truncated_share", "repetition_share", "zero_variance_share")
+        assert all(f"hyocr/health/{name}" in metrics for name in names), number
+        assert 0 <= metrics["hyocr/health/reward_time_share"] < 1 and metrics["hyocr/health/reward_seconds_max"] > 0
+        assert metrics["hyocr/health/nonfinite"] == 0 == metrics["hyocr/health/alarms"], number
+    assert "docs/health.md" not in (run_dir / "stdout.log").read_text()
+
+
 def test_validation_ran(run_dir):
     keys = {key for record in read_metrics(run_dir) for key in record["data"]}
     assert any(key.startswith("val-core/Parsing/") for key in keys)
