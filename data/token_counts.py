@@ -41,13 +41,14 @@ class TokenCounter:
 
     def prompt(self, messages: list[Message], image_sizes: list[tuple[int, int]]) -> int:
         """Tokens of a chat with its generation prompt. `image_sizes` are (width, height) in the order of the slots."""
-        chat = [{"role": message["role"], "content": _parts(message["content"])} for message in messages]
+        chat = [{"role": message["role"], "content": chat_parts(message["content"])} for message in messages]
         text = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         # The template writes one placeholder token an image, which the processor repeats.
         return self.text(text) + sum(self.rule.tokens(*size) - 1 for size in image_sizes)
 
 
-def _parts(content: str) -> list[dict[str, str]]:
+def chat_parts(content: str) -> list[dict[str, str]]:
+    """Content parts of a message for a chat template: an image part for every `<image>`, text parts between them."""
     parts: list[dict[str, str]] = []
     for number, text in enumerate(content.split(IMAGE_TAG)):
         if number:

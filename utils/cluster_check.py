@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 
 from utils.ray import gcs, host
 
@@ -31,7 +32,7 @@ def shortage(nodes: list[dict], wanted_nodes: int, gpus_per_node: int) -> str | 
     )
 
 
-def head_address() -> str:
+def head_address(environ: Mapping[str, str] = os.environ) -> str:
     """``ip:port`` of the head that ``RAY_ADDRESS`` (default auto) means.
 
     Raises:
@@ -39,7 +40,7 @@ def head_address() -> str:
     """
     from ray._private.services import canonicalize_bootstrap_address
 
-    address = canonicalize_bootstrap_address(os.environ.get("RAY_ADDRESS", "auto"))
+    address = canonicalize_bootstrap_address(environ.get("RAY_ADDRESS") or "auto")
     if not address:
         raise ConnectionError("no running Ray cluster on this host")
     return address
