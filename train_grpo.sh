@@ -2,7 +2,7 @@
 # GRPO training of HunyuanOCR-1.5 on verl (FSDP2 actor, vLLM rollout, Ray).
 #
 #   bash train_grpo.sh                                    the embedded demo: tiny model, rendered pages, 3 steps
-#   MODEL_PATH=… TRAIN_FILES=… VAL_FILES=… bash train_grpo.sh [--dry-run] [-- hydra.key=value …]
+#   MODEL_PATH=… TRAIN_FILES=… VAL_FILES=… bash train_grpo.sh [--dry-run] [--skip-preflight] [-- hydra.key=value …]
 #   bash train_grpo.sh --help                             every setting with its default
 #
 # Settings are environment variables, declared below with `knob NAME DEFAULT "meaning"`; whatever follows `--` goes to hydra
@@ -25,12 +25,13 @@ knob() {
 group() { KNOB_HELP+=("" "$1"); }
 
 # ---------------------------------------------------------------------------------------------- what the caller wants
-DRY_RUN=0 SHOW_HELP=0
+DRY_RUN=0 SHOW_HELP=0 PREFLIGHT=1
 declare -a HYDRA=()
 while [ $# -gt 0 ]; do
   case $1 in
     -h|--help) SHOW_HELP=1 ;;
     --dry-run) DRY_RUN=1 ;;
+    --skip-preflight) PREFLIGHT=0 ;;
     --) shift; HYDRA=("$@"); break ;;
     *) die "unknown argument '$1'. Hydra overrides go after --, e.g.: bash train_grpo.sh -- trainer.save_freq=5 (see --help)" ;;
   esac
@@ -158,9 +159,10 @@ knob RLB_FILE_SUFFIX "" "before .jsonl; _rank0 for the dddraxxx variant of the U
 
 if [ $SHOW_HELP = 1 ]; then
   cat <<'HELP'
-bash train_grpo.sh [--dry-run] [--help] [-- hydra.key=value …]
+bash train_grpo.sh [--dry-run] [--skip-preflight] [--help] [-- hydra.key=value …]
 
   --dry-run         print the resolved command and the checked configuration; start nothing
+  --skip-preflight  do not check model, data, reward, judge, memory, disk and nodes first (docs/preflight.md)
   --                everything after goes to verl's hydra configuration and wins
 
 Without MODEL_PATH and TRAIN_FILES it runs the embedded demo (artefacts in outputs/demo; DEMO_DIR moves it).
@@ -208,6 +210,8 @@ for name in MAX_TOKENS_PER_GPU LOGPROB_MAX_TOKENS_PER_GPU; do
   [ "${!name}" -ge $LONGEST ] || die "$name=${!name} cannot hold the longest sample ($LONGEST tokens); set it to $LONGEST"
 done
 [ $((NGPUS_PER_NODE % ROLLOUT_TP)) = 0 ] || die "ROLLOUT_TP=$ROLLOUT_TP must divide NGPUS_PER_NODE=$NGPUS_PER_NODE"
+[ "$START_RAY" = 0 ] || [ "$NNODES" = 1 ] ||
+  die "START_RAY=1 starts a single node; for NNODES=$NNODES start Ray on every node with utils/ray/start_ray.sh"
 WORLD=$((NNODES * NGPUS_PER_NODE))
 [ $((PPO_MINI_BATCH_SIZE * ROLLOUT_N % WORLD)) = 0 ] ||
   die "PPO_MINI_BATCH_SIZE x ROLLOUT_N = $((PPO_MINI_BATCH_SIZE * ROLLOUT_N)) must be a multiple of the $WORLD workers"
@@ -376,11 +380,13 @@ if [ "$RESUME_MODE" != disable ]; then
 fi
 export VERL_FILE_LOGGER_PATH=$RUN_DIR/metrics.jsonl TENSORBOARD_DIR=$RUN_DIR/tensorboard HYOCR_RUN_DIR=$RUN_DIR
 
-# The kit's reward needs a judge for Translation and VQA: say now if there is none, not at step 1.
-if [ "$REWARD_FN_PATH" = "$KIT/reward_ocr.py" ]; then
-  IFS=, read -ra files <<<"$TRAIN_FILES,$VAL_FILES"
-  "$PY" -m utils.judge_ready "${files[@]}" || die "the data cannot be scored as configured (see above, and docs/judge.md)"
-fi
+# ------------------------------------------------------------------------------------------------------- preflight
+# What needs Ray is checked together with the rest, or after its start where this script starts it.
+preflight() {
+  "$PY" -m utils.preflight --stage "$1" -- "${HYDRA[@]}" 9>&- ||
+    die "the preflight found what would stop this run (FAIL above, each with its remedy; --skip-preflight goes on regardless)"
+}
+if [ $PREFLIGHT = 1 ]; then preflight "$([ "$START_RAY" = 1 ] && echo local || echo all)"; fi
 
 # ------------------------------------------------------------------------------------------------------------- Ray
 CHILD=""
@@ -399,7 +405,6 @@ on_signal() {
 trap 'on_signal INT 130' INT
 trap 'on_signal TERM 143' TERM
 if [ "$START_RAY" = 1 ]; then
-  [ "$NNODES" = 1 ] || die "START_RAY=1 starts a single node; for NNODES=$NNODES start Ray on every node with utils/ray/start_ray.sh"
   RAY_PORT=${RAY_PORT:-$("$PY" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}
   export RAY_PORT
   if [ $ON_CPU = 1 ]; then export RAY_LOGICAL_GPUS=$NGPUS_PER_NODE RAY_NUM_CPUS=${RAY_NUM_CPUS:-$((10 + 2 * NGPUS_PER_NODE))} NODE_IP=${NODE_IP:-127.0.0.1}; fi
@@ -408,8 +413,12 @@ if [ "$START_RAY" = 1 ]; then
   RAY_ADDRESS=${NODE_IP:-127.0.0.1}:$RAY_PORT
 fi
 export RAY_ADDRESS
-"$PY" -m utils.cluster_check --nodes "$NNODES" --gpus-per-node "$NGPUS_PER_NODE" 9>&- ||
-  die "no usable Ray cluster at RAY_ADDRESS=$RAY_ADDRESS. Start one with: bash utils/ray/start_ray.sh local   (or START_RAY=1)"
+if [ $PREFLIGHT = 0 ]; then
+  "$PY" -m utils.cluster_check --nodes "$NNODES" --gpus-per-node "$NGPUS_PER_NODE" 9>&- ||
+    die "no usable Ray cluster at RAY_ADDRESS=$RAY_ADDRESS. Start one with: bash utils/ray/start_ray.sh local   (or START_RAY=1)"
+elif [ "$START_RAY" = 1 ]; then
+  preflight cluster
+fi
 
 say "run folder: $RUN_DIR"
 printf '\n===== %s  %s\n' "$(date -u +%FT%TZ)" "$(printf '%q ' "${COMMAND[@]}")" >>"$RUN_DIR/stdout.log"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from utils.preflight.results import FAIL, PASS, STATUSES, Result
 
 COLOURS = {"PASS": "\033[32m", "WARN": "\033[33m", "FAIL": "\033[31m"}
-PLAIN_WIDTH = 160
+UNWRAPPED = 1_000_000
 
 
 def as_json(results: Sequence[Result], not_checked: dict[str, str], seconds: float) -> str:
@@ -48,7 +48,7 @@ def as_table(results: Sequence[Result], not_checked: dict[str, str], seconds: fl
 
 
 def print_table(results: Sequence[Result], not_checked: dict[str, str], seconds: float) -> None:
-    """The table on stdout: as wide as the terminal, in colour there; plain in a log."""
+    """The table on stdout: as wide as the terminal, in colour there; one line a row in a log."""
     terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if terminal else PLAIN_WIDTH
+    width = shutil.get_terminal_size().columns if terminal else UNWRAPPED
     print(as_table(results, not_checked, seconds, width, terminal), flush=True)
