@@ -34,6 +34,13 @@ MAX_TEMP_DIR = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/pl
 POLL_S = 2.0
 START_TIMEOUT_S = 180.0
 RECORD_WAIT_S = 30.0
+# How the head finds that a node is gone: five checks in a row, 3 s apart, each unanswered for 5 s or refused. That is 15 s
+# for a killed node and 40 s for one without power or network; with Ray's own 10 s a silent node takes more than a minute.
+HEALTH_CHECKS = {
+    "RAY_health_check_period_ms": "3000",
+    "RAY_health_check_timeout_ms": "5000",
+    "RAY_health_check_failure_threshold": "5",
+}
 
 
 class ClusterError(RuntimeError):
@@ -279,6 +286,7 @@ def network_environment(nnodes: int, node_ip: str, head_ip: str) -> dict[str, st
     if nnodes > 1:
         # vLLM would take the address of the route to the internet: another network, or none.
         found.setdefault("VLLM_HOST_IP", node_ip)
+        found = {**HEALTH_CHECKS, **found}
     return found
 
 

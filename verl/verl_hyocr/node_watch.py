@@ -126,19 +126,23 @@ class NodeWatch:
     Args:
         look: the cluster as :func:`look` gives it.
         end: called with the exit code when upstream did not end by itself.
+        at_exit: registers a function that is called when it did.
     """
 
-    def __init__(self, look: Callable = look, end: Callable[[int], None] = os._exit) -> None:
+    def __init__(
+        self, look: Callable = look, end: Callable[[int], None] = os._exit, at_exit: Callable = atexit.register
+    ) -> None:
         self.message = ""
-        self._look, self._end = look, end
+        self._look, self._end, self._at_exit = look, end, at_exit
         self._used = UsedNodes()
         self._answered = time.monotonic()
 
     def start(self) -> None:
+        """Start the threads; returns at once."""
         threading.Thread(target=self._poll, name="hyocr-node-poll", daemon=True).start()
         threading.Thread(target=self._guard, name="hyocr-node-watch", daemon=True).start()
         # The last line of the log should be the reason, not the stack trace that it caused.
-        atexit.register(self._repeat)
+        self._at_exit(self._repeat)
 
     def _repeat(self) -> None:
         # Upstream's own error may have come first. A head that did not answer lately would block this look.
