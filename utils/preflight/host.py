@@ -210,7 +210,9 @@ def check_versions(context: Context) -> list[Result]:
     mine = {"python": context.local_node["python"], **context.local_node["versions"], "plugin source": plugin_digest()}
 
     def problem(node: Node) -> tuple[str, str, str] | None:
-        theirs = {"python": node["python"], **node["versions"], "plugin source": node["plugin"]}
+        # Ray brings the plugin's source to nodes that have none, or another one.
+        plugin = mine["plugin source"] if context.settings.ship_code else node["plugin"]
+        theirs = {"python": node["python"], **node["versions"], "plugin source": plugin}
         different = [
             f"{name}: here {mine.get(name) or 'none'}, there {theirs.get(name) or 'none'}"
             for name in sorted(mine.keys() | theirs.keys())
@@ -225,11 +227,13 @@ def check_versions(context: Context) -> list[Result]:
 
 def check_paths(context: Context) -> list[Result]:
     def problem(node: Node) -> tuple[str, str, str] | None:
-        if not node["missing_paths"]:
+        shipped = [context.settings.reward_path] if context.settings.ship_code else []
+        missing = [path for path in node["missing_paths"] if path not in shipped]
+        if not missing:
             return None
         return (
             "fail",
-            f"not there: {some(node['missing_paths'])}",
+            f"not there: {some(missing)}",
             "put them on a shared file system, or copy them to the same path",
         )
 

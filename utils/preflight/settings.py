@@ -50,6 +50,7 @@ class Settings:
     nnodes: int = _setting(1, "NNODES", "trainer.nnodes")
     gpus_per_node: int = _setting(8, "NGPUS_PER_NODE", "trainer.n_gpus_per_node")
     start_ray: int = _setting(0, "START_RAY")
+    ship_code: int = _setting(0, "SHIP_CODE")
 
     train_batch_size: int = _setting(128, "TRAIN_BATCH_SIZE", "data.train_batch_size")
     mini_batch_size: int = _setting(128, "PPO_MINI_BATCH_SIZE", f"{A}.actor.ppo_mini_batch_size")
