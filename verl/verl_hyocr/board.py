@@ -223,7 +223,7 @@ def _row(
         "group_size": len(rewards),
         "group_mean": finite("group_mean", [np.mean(rewards) if rewards else 0.0])[0],
         "group_std": finite("group_std", [np.std(rewards, ddof=1) if len(rewards) > 1 else 0.0])[0],
-        "group_rank": 0 if dropped else 1 + sum(other > sample.reward for other in rewards),
+        "group_rank": 0 if dropped else 1 + sum(other > reward for other in rewards),
         "response_length": length,
         "truncated": 0 < sample.limit <= length and sample.last_token != to_text.end,
         "img_path": paths[0] if paths else "",
@@ -288,11 +288,11 @@ def _mean_log_ratio(samples: Iterable[Sample]) -> float:
 
 
 def _trained_rewards(samples: Sequence[Sample]) -> dict[str, list[float]]:
-    """uid -> rewards of the sessions that were trained on."""
+    """uid -> finite rewards of the sessions that were trained on."""
     last: dict[tuple[str, int], Sample] = {(sample.uid, sample.session): sample for sample in samples}
     rewards: dict[str, list[float]] = {sample.uid: [] for sample in samples}
     for (uid, _), sample in last.items():
-        if not sample.drop_reason:
+        if not sample.drop_reason and math.isfinite(sample.reward):
             rewards[uid].append(float(sample.reward))
     return rewards
 
