@@ -544,6 +544,80 @@ def worker_tells_the_counter_about_images(model_dir: Path) -> None:
     assert tu.get(data, "images_seqlens") == [24, 16]
 
 
+@check("B2.v0")
+def v0_trainer_writes_samples(model_dir: Path) -> None:
+    """A run of the v0 trainer leaves a file of its step that the UI loads, and upstream's own dump stays off."""
+    import tempfile
+    from types import SimpleNamespace
+
+    import numpy as np
+    import torch
+    from omegaconf import OmegaConf
+    from transformers import AutoTokenizer
+    from verl import DataProto
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+    sys.path.insert(0, str(Path(__file__).parent))
+    import rlb_ui
+
+    count, prompt, answer = 2, 4, 3
+    ones = torch.ones(count, answer)
+    mask = torch.ones(count, prompt + answer, dtype=torch.int64)
+    mask[0, 0] = mask[1, -1] = 0
+    batch = DataProto.from_dict(
+        tensors={
+            "prompts": torch.full((count, prompt), 60),
+            "responses": torch.full((count, answer), 61),
+            "attention_mask": mask,
+            "old_log_probs": -ones,
+            "ref_log_prob": -1.5 * ones,
+            "advantages": ones,
+            "token_level_scores": ones / 4,
+            "token_level_rewards": ones / 2,
+        },
+        non_tensors={
+            "uid": np.array(["a", "a"], dtype=object),
+            "data_source": np.array(["Parsing"] * count, dtype=object),
+            "extra_info": np.array([{"img_path": "/img/a.png"}] * count, dtype=object),
+            "reward_model": np.array([{"ground_truth": "text"}] * count, dtype=object),
+        },
+    )
+
+    class Step(Exception):
+        pass
+
+    class Executor:
+        """What upstream's fit looks at first: the step happens there, and the run ends."""
+
+        @property
+        def _shutdown(self):
+            folder = trainer.config.trainer.get("rollout_data_dir", None)
+            assert folder, "upstream would not call its hook"
+            trainer._log_rollout_data(batch, {"acc": [1.0, 0.0]}, {}, folder)
+            raise Step
+
+    trainer = object.__new__(RayPPOTrainer)
+    trainer.global_steps, trainer.use_reference_policy, trainer._dump_executor = 2, True, Executor()
+    trainer.tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    trainer._dump_generations = lambda *_, **__: (_ for _ in ()).throw(AssertionError("upstream's dump"))
+    trainer.config = OmegaConf.create(
+        {
+            "trainer": {},
+            "data": {"max_response_length": answer},
+            "actor_rollout_ref": {"rollout": {"max_model_len": None}},
+        }
+    )
+    with tempfile.TemporaryDirectory() as run_dir:
+        os.environ["HYOCR_RUN_DIR"] = run_dir
+        try:
+            trainer.fit()
+        except Step:
+            pass
+        columns = rlb_ui.load(Path(run_dir) / "rl_logging_board")[2]
+    assert columns["reward"] == [0.75, 0.5] and columns["token_rewards"] == [[0.5] * 3, [0.5] * 2]
+    assert [len(one) for one in columns["response_tokens"]] == [3, 2], "padding is left out"
+
+
 def main() -> int:
     step, model_dir = sys.argv[1], Path(sys.argv[2])
     import verl  # noqa: F401 - runs the plugin first, as in a worker
