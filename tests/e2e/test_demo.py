@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork import rlb_ui
+
 HERE = Path(__file__).parent
 
 
@@ -69,6 +71,29 @@ def test_health_is_watched_without_false_alarm(run_dir, steps_of):
         assert 0 <= metrics["hyocr/health/reward_time_share"] < 1 and metrics["hyocr/health/reward_seconds_max"] > 0
         assert metrics["hyocr/health/nonfinite"] == 0 == metrics["hyocr/health/alarms"], number
     assert "docs/health.md" not in (run_dir / "stdout.log").read_text()
+
+
+def test_samples_of_every_step_load_in_rl_logging_board(demo, run_dir, steps_of):
+    folder = run_dir / "rl_logging_board"
+    assert sorted(path.name for path in folder.iterdir()) == [f"step_{number}.jsonl" for number in (1, 2, 3, 4)]
+    columns = rlb_ui.load(folder)
+    for number, metrics in steps_of(run_dir).items():
+        rows = [json.loads(line) for line in (folder / f"step_{number}.jsonl").read_text().splitlines()]
+        assert len(rows) == 16 and {row["group_size"] for row in rows} == {4}
+        assert sum(row["reward"] for row in rows) / 16 == pytest.approx(metrics["critic/rewards/mean"], abs=1e-6)
+        assert max(max(row["advantages"]) for row in rows) == pytest.approx(metrics["critic/advantages/max"], abs=1e-5)
+        lengths = [row["response_length"] for row in rows]
+        assert sum(lengths) / 16 == pytest.approx(metrics["response_length/mean"])
+        for row in rows:
+            assert "".join(row["response_tokens"]) == row["response"]
+            assert len(row["response_tokens"]) == len(row["logprobs"]) == row["response_length"]
+            assert row["logprobs"] == pytest.approx(row["rollout_logprobs"], abs=1e-3)
+            assert Path(row["img_path"]).is_file() and row["ground_truth"] and row["prompt"].startswith("&lt;image&gt;")
+            assert row["task_type"] == "Parsing" and row["scores"]["valid"] == 1.0 and not row["dropped"]
+        # Before the first update policy and reference are the same model.
+        gap = max(abs(value) for one in columns[number]["log_ratio"] for value in one)
+        assert gap < 1e-4 if number == 1 else gap > 0
+    assert "RLLoggingBoard" not in (run_dir / "stdout.log").read_text(), "nothing went wrong"
 
 
 def test_validation_ran(run_dir):

@@ -548,7 +548,6 @@ def worker_tells_the_counter_about_images(model_dir: Path) -> None:
 def v0_trainer_writes_samples(model_dir: Path) -> None:
     """A run of the v0 trainer leaves a file of its step that the UI loads, and upstream's own dump stays off."""
     import tempfile
-    from types import SimpleNamespace
 
     import numpy as np
     import torch
