@@ -611,8 +611,7 @@ def v0_trainer_writes_samples(model_dir: Path) -> None:
         try:
             trainer.fit()
         except Step:
-            pass
-        columns = rlb_ui.load(Path(run_dir) / "rl_logging_board")[2]
+            columns = rlb_ui.load(Path(run_dir) / "rl_logging_board")[2]
     assert columns["reward"] == [0.75, 0.5] and columns["token_rewards"] == [[0.5] * 3, [0.5] * 2]
     assert [len(one) for one in columns["response_tokens"]] == [3, 2], "padding is left out"
 
