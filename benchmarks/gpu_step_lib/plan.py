@@ -38,6 +38,8 @@ SIZE_SETTINGS = {
         GRADIENT_CHECKPOINTING="False",
     ),
 }
+MODEL_LEN = {"released": 16384, "tiny": 256}
+"""The engine's context, at least. The launcher prefills as many tokens at a time: the released size has its default."""
 FIXED_LENGTHS = "actor_rollout_ref.rollout.ignore_eos=True"
 
 
@@ -98,7 +100,7 @@ class Plan:
             "ROLLOUT_TP": str(self.rollout_tp),
             "MAX_PROMPT_LENGTH": str(self.prompt_length),
             "MAX_RESPONSE_LENGTH": str(self.response_tokens),
-            "MAX_MODEL_LEN": str(longest),
+            "MAX_MODEL_LEN": str(max(longest, MODEL_LEN[self.size])),
             "MAX_TOKENS_PER_GPU": str(max(self.token_budget, longest)),
             "LOGPROB_MAX_TOKENS_PER_GPU": str(max(self.logprob_token_budget, longest)),
             "TOTAL_STEPS": str(self.steps),
