@@ -345,6 +345,21 @@ def position_cache_follows_the_weights(model_dir: Path) -> None:
     assert abs(shift - 1.0) < 0.05, f"the new position table shifts the output by 1, not by {shift}"
 
 
+@check("H1")
+def the_driver_watches_the_nodes(model_dir: Path) -> None:
+    """What the driver calls right before ``ray.init`` starts the watch, and importing it does not."""
+    import threading
+
+    from verl.trainer import main_ppo
+
+    def running() -> bool:
+        return any(thread.name == "hyocr-node-watch" for thread in threading.enumerate())
+
+    assert not running()
+    main_ppo.get_ppo_ray_runtime_env(None)
+    assert running()
+
+
 @check("E1")
 def metrics_survive_a_resume(model_dir: Path) -> None:
     """A second logger on the same file keeps finished steps and replaces those that are run again."""
