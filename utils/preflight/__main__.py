@@ -17,7 +17,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from utils.preflight import registry, report
 from utils.preflight.context import CLUSTER, LOCAL, STAGES, Context
@@ -72,12 +72,11 @@ def _place(order: list[str], name: str) -> int:
     return order.index(name) if name in order else order.index(name.split(".")[0])
 
 
-def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """The command line; ``environ`` (default: this process's) is the environment that the run will get."""
+def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     parser = build_parser()
     args = parser.parse_args(argv)
-    environ = dict(os.environ if environ is None else environ)
+    environ = dict(os.environ)
     stages = (LOCAL, CLUSTER) if args.stage == "all" else (args.stage,)
     only, leave_out = (tuple(filter(None, names.split(","))) for names in (args.only, args.leave_out))
     known = {check.name for check in registry.CHECKS}

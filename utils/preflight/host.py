@@ -28,6 +28,11 @@ def each_node(context: Context) -> list[Node]:
     return nodes
 
 
+def label(node: Node) -> str:
+    """A node's address, with its name in the cluster if it has one."""
+    return f"{node['ip']} ({node['name']})" if node["name"] else node["ip"]
+
+
 def _per_node(
     context: Context, check: str, problem: Callable[[Node], tuple[str, str, str] | None], good: str
 ) -> list[Result]:
@@ -37,13 +42,13 @@ def _per_node(
     for node in nodes:
         found = problem(node)
         if found:
-            grouped[found].append(node["ip"])
+            grouped[found].append(label(node))
     say = {"fail": failed, "warn": warned}
     results = [
         say[status](check, f"{some(addresses, 8)}: {what}", remedy)
         for (status, what, remedy), addresses in grouped.items()
     ]
-    where = nodes[0]["ip"] if len(nodes) == 1 else f"{len(nodes)} nodes"
+    where = label(nodes[0]) if len(nodes) == 1 else f"{len(nodes)} nodes"
     return results or [passed(check, f"{where}: {good}")]
 
 

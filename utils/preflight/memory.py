@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from utils.preflight.context import Context, readable
+from utils.preflight.host import label
 from utils.preflight.results import NotChecked, Result, failed, gib, passed, warned
 
 STATE_BYTES = 16
@@ -110,6 +111,6 @@ def check_host(context: Context) -> list[Result]:
             continue
         total, available = node["memory"]
         if needed > available:
-            found = f"{node['ip']}: {what} takes about {gib(needed)}, {gib(available)} of {gib(total)} are free"
+            found = f"{label(node)}: {what} takes about {gib(needed)}, {gib(available)} of {gib(total)} are free"
             results.append((failed if needed > total else warned)(check, found, remedy))
     return results or [passed(check, f"{what} takes about {gib(needed)} a node")]

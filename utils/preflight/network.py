@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from utils.preflight.context import Context
-from utils.preflight.host import each_node
+from utils.preflight.host import each_node, label
 from utils.preflight.results import NotChecked, Result, failed, passed, some
 
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -47,7 +47,7 @@ def check_interfaces(context: Context) -> list[Result]:
             if problem:
                 up = some(sorted(name for name, is_up in node["interfaces"].items() if is_up), 8)
                 remedy = f"set {variable} to one of: {up}; or {DETECT}"
-                results.append(failed(check, f"{node['ip']}: {variable}={text}: {problem}", remedy))
+                results.append(failed(check, f"{label(node)}: {variable}={text}: {problem}", remedy))
     if not named and not results:
         found = (
             "no interface is prescribed" if context.settings.nnodes == 1 else "no interface is prescribed, NCCL chooses"
@@ -79,7 +79,7 @@ def check_adapters(context: Context) -> list[Result]:
         if problem:
             active = some(sorted(name for name, ports in node["adapters"].items() if any(ports.values())), 8)
             remedy = f"set NCCL_IB_HCA to one of: {active}" if active else "set NET_TIER=C (TCP), or NCCL_IB_DISABLE=1"
-            results.append(failed(check, f"{node['ip']}: NCCL_IB_HCA={text}: {problem}", f"{remedy}; or {DETECT}"))
+            results.append(failed(check, f"{label(node)}: NCCL_IB_HCA={text}: {problem}", f"{remedy}; or {DETECT}"))
     if not named:
         raise NotChecked("no adapter is prescribed")
     return results or [passed(check, some(sorted(named), 4))]
