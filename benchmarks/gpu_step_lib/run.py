@@ -111,7 +111,7 @@ def record(
     Args:
         folder: must not exist; gets ``run.log``, ``metrics.jsonl``, ``samples.jsonl``, ``transfers.jsonl``.
         caches: folder for compile caches (None: those of the machine).
-        keep: also keep the launcher's folder and Ray's.
+        keep: keep the launcher's folder and Ray's, which are kept of a failed run in any case.
     """
     folder.mkdir(parents=True)
     (folder / "transfers").mkdir()
@@ -154,9 +154,13 @@ def record(
     finally:
         sampler.stop()
         _collect(folder)
-        if not keep:
-            shutil.rmtree(folder / "launcher", ignore_errors=True)
-            shutil.rmtree(ray_folder, ignore_errors=True)
+    if exit_code == 0 and not keep:
+        shutil.rmtree(folder / "launcher", ignore_errors=True)
+        shutil.rmtree(ray_folder, ignore_errors=True)
+    else:
+        say(f"kept: {folder / 'launcher'}, and Ray's logs in {ray_folder} if Ray was started")
+        with contextlib.suppress(OSError):
+            ray_folder.rmdir()
     return Recording(folder, started, time.time() - started, exit_code)
 
 

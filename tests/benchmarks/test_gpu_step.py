@@ -449,13 +449,14 @@ def test_environment_has_nothing_of_the_callers_settings(tmp_path):
 
 def test_a_launcher_that_refuses_fails_the_benchmark(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    args = options("--size", "tiny", "--out", str(tmp_path))
     paths = {"MODEL_PATH": str(tmp_path / "none"), "TRAIN_FILES": "none", "VAL_FILES": "none"}
-    recording = run.record(planned("--size", "tiny", gpus=0), paths, tmp_path / "run", False, gpu_step.say)
-    assert recording.exit_code == 2
-    assert gpu_step.failed(recording) == 1
+    chosen = plan.make_plan(args, 0, [])
+    with pytest.raises(gpu_step.RunFailed, match="exit code 2"):
+        gpu_step.once(args, chosen, {**MACHINE, "device": "CPU"}, H200, paths, "run", None)
     assert "has no config.json" in capsys.readouterr().err
-    assert parse.log_lines(recording.log.read_text())[-1][0] >= recording.started
-    assert parse.read_jsonl(recording.samples.read_text())[0]["host_gb"] > 0
+    assert parse.log_lines((tmp_path / "run/run.log").read_text())
+    assert parse.read_jsonl((tmp_path / "run/samples.jsonl").read_text())[0]["host_gb"] > 0
 
 
 def test_announcements():
