@@ -31,13 +31,19 @@ def _gather(reports: list[dict] | None) -> tuple[list[dict], bool]:
     return [report for part in gathered for report in part or []], distributed.get_rank() == 0
 
 
+def has_extension(rollout_config) -> bool:
+    """Whether the rollout's vLLM workers have an extension of the fork's: other models keep verl's, which cannot inspect."""
+    engine = (rollout_config.engine_kwargs or {}).get("vllm") or {}
+    return bool(engine.get("worker_extension_cls"))
+
+
 def _apply(module: ModuleType) -> None:
     original = module.ServerAdapter.update_weights
 
     @functools.wraps(original)
     async def update_weights(self, weights, global_steps=None, wire_format="named_tensors", **kwargs):
         send = functools.partial(original, self, global_steps=global_steps, wire_format=wire_format)
-        if wire_format != "named_tensors" or kwargs.get("peft_config") is not None:
+        if wire_format != "named_tensors" or kwargs.get("peft_config") is not None or not has_extension(self.config):
             return await send(weights, **kwargs)
         every, strict, _ = weight_check.check_settings()
         index = getattr(self, "_hyocr_syncs", 0)
