@@ -52,7 +52,7 @@ if [ $DEMO = 1 ]; then
   : "${NNODES:=1}" "${NGPUS_PER_NODE:=1}" "${TRAIN_BATCH_SIZE:=4}" "${PPO_MINI_BATCH_SIZE:=4}" "${ROLLOUT_N:=4}"
   : "${MAX_PROMPT_LENGTH:=128}" "${MAX_RESPONSE_LENGTH:=16}" "${MAX_MODEL_LEN:=256}" "${MAX_TOKENS_PER_GPU:=2048}"
   : "${LOGPROB_MAX_TOKENS_PER_GPU:=2048}" "${TOTAL_STEPS:=3}" "${SAVE_FREQ:=3}" "${TEST_FREQ:=3}" "${MAX_NUM_SEQS:=16}"
-  : "${ACTOR_LR:=1e-4}" "${PROJECT_NAME:=demo}" "${EXPERIMENT_NAME:=tiny}" "${OUTPUT_DIR:=$DEMO_DIR/runs}" "${START_RAY:=1}"
+  : "${ACTOR_LR:=1e-4}" "${PROJECT_NAME:=demo}" "${EXPERIMENT_NAME:=tiny}" "${OUTPUT_DIR:=$DEMO_DIR/runs}" "${START_RAY:=$((NNODES == 1))}"
   : "${AGENT_WORKERS:=1}" "${REWARD_WORKERS:=1}" "${DATALOADER_WORKERS:=0}" "${GPU_MEMORY_UTILIZATION:=0.3}"
   : "${VAL_BEFORE_TRAIN:=False}" "${SAVE_HF_MODEL:=1}" "${ENFORCE_EAGER:=True}" "${WEIGHT_BUCKET_MB:=128}"
   : "${PARAM_OFFLOAD:=False}" "${OPTIMIZER_OFFLOAD:=False}" "${GRADIENT_CHECKPOINTING:=False}"
@@ -102,6 +102,7 @@ knob MAX_TOKENS_PER_GPU 16384 "token budget of a micro-batch in the update; at l
 knob LOGPROB_MAX_TOKENS_PER_GPU 16384 "token budget of a micro-batch in the old and reference log-prob passes"
 knob USE_DYNAMIC_BSZ True "pack micro-batches by tokens instead of by count"
 knob USE_REMOVE_PADDING "$([ $ON_CPU = 1 ] && echo False || echo True)" "pack samples into one row instead of padding them (True on GPUs: faster and leaner)"
+knob USE_FUSED_KERNELS True "log-probs of answer tokens only, without the logits of the whole batch"
 knob BALANCE_BATCH True "even out tokens between ranks"
 knob MAX_IMAGES 5 "images per prompt, at most"
 
@@ -191,7 +192,7 @@ done
 for name in ACTOR_LR KL_LOSS_COEF CLIP_RATIO_LOW CLIP_RATIO_HIGH CLIP_RATIO_C TEMPERATURE TOP_P GPU_MEMORY_UTILIZATION ENTROPY_COEFF; do
   [[ ${!name} =~ ^[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] || die "$name must be a number, got '${!name}'"
 done
-for name in USE_DYNAMIC_BSZ USE_REMOVE_PADDING BALANCE_BATCH USE_KL_LOSS GRADIENT_CHECKPOINTING PARAM_OFFLOAD OPTIMIZER_OFFLOAD \
+for name in USE_DYNAMIC_BSZ USE_REMOVE_PADDING USE_FUSED_KERNELS BALANCE_BATCH USE_KL_LOSS GRADIENT_CHECKPOINTING PARAM_OFFLOAD OPTIMIZER_OFFLOAD \
     ENABLE_CHUNKED_PREFILL FREE_CACHE_ENGINE ENFORCE_EAGER CALCULATE_LOG_PROBS VAL_BEFORE_TRAIN DETERMINISTIC_ROLLOUT; do
   case ${!name} in
     True|true|1) printf -v "$name" True ;;
@@ -302,7 +303,8 @@ ARGS=(
   data.filter_overlong_prompts=True data.truncation=error data.image_key=images data.return_raw_chat=True
   data.dataloader_num_workers="$DATALOADER_WORKERS" data.seed="$SEED"
   $A.model.path="$MODEL_PATH" $A.model.external_lib=verl_hyocr.activate
-  $A.model.use_remove_padding="$USE_REMOVE_PADDING" $A.model.enable_gradient_checkpointing="$GRADIENT_CHECKPOINTING"
+  $A.model.use_remove_padding="$USE_REMOVE_PADDING" $A.model.use_fused_kernels="$USE_FUSED_KERNELS"
+  $A.model.enable_gradient_checkpointing="$GRADIENT_CHECKPOINTING"
   $A.actor.strategy=fsdp2 $A.actor.optim.lr="$ACTOR_LR"
   $A.actor.ppo_mini_batch_size="$PPO_MINI_BATCH_SIZE" $A.actor.use_dynamic_bsz="$USE_DYNAMIC_BSZ"
   $A.actor.ppo_max_token_len_per_gpu="$MAX_TOKENS_PER_GPU"
