@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -69,12 +70,11 @@ class SafeTrainerSync(PPOTrainerSync):
         root, step = self._checkpoint_root(), self.global_steps
         contents = list(OmegaConf.select(actor, "checkpoint.save_contents"))
         work = checkpoint.work_folder(root)
-        checkpoint.require_space(
-            root, checkpoint.expected_bytes(root, self.config.actor_rollout_ref.model.path, contents)
-        )
         keep = 1 if trainer.get("remove_previous_ckpt_in_save", False) else trainer.get("max_actor_ckpt_to_keep", None)
         callback, self.checkpoint_callback = self.checkpoint_callback, CheckpointCallback()
         try:
+            needed = checkpoint.expected_bytes(root, self.config.actor_rollout_ref.model.path, contents)
+            checkpoint.require_space(root, needed)
             with settings(
                 trainer,
                 default_local_dir=str(work),
@@ -111,6 +111,7 @@ class SafeTrainerSync(PPOTrainerSync):
             with settings(trainer, resume_mode="disable"):
                 super()._load_checkpoint()
             return
+        self._require_same_loader(chosen)
         with settings(trainer, resume_mode="resume_path", resume_from_path=str(chosen.path)):
             super()._load_checkpoint()
         self._trained_step = self._saved_step = self.global_steps
@@ -118,6 +119,16 @@ class SafeTrainerSync(PPOTrainerSync):
             logger.warning(
                 "%s is step %d of %d: there is nothing left to train. More steps: TOTAL_STEPS or TOTAL_EPOCHS.",
                 *(chosen.path, self.global_steps, self.total_training_steps),
+            )
+
+    def _require_same_loader(self, chosen: checkpoint.Checkpoint) -> None:
+        """The loader's state fits as many workers only; its own error names neither number."""
+        state = torch.load(chosen.path / "data.pt", weights_only=False)
+        saved = state.get("_snapshot", {}).get("_main_snapshot", {}).get("_num_workers", 0)
+        if state and saved != self.train_dataloader.num_workers:
+            raise checkpoint.CheckpointError(
+                f"{chosen.path} was written with {saved} data loader processes, and this run has "
+                f"{self.train_dataloader.num_workers}: its place in the data cannot be restored. Set DATALOADER_WORKERS={saved}."
             )
 
     # ------------------------------------------------------------------------------------------------ data and order
