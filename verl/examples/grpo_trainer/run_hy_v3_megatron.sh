@@ -25,12 +25,13 @@ knob() {
 }
 group() { KNOB_HELP+=("" "$1"); }
 
-DRY_RUN=0 SHOW_HELP=0
+DRY_RUN=0 SHOW_HELP=0 PRINT_ONLY=0
 declare -a HYDRA=()
 while [ $# -gt 0 ]; do
   case $1 in
     -h|--help) SHOW_HELP=1 ;;
     --dry-run) DRY_RUN=1 ;;
+    --print-overrides) DRY_RUN=1 PRINT_ONLY=1 ;;
     --) shift; HYDRA=("$@"); break ;;
     *) die "unknown argument '$1'. Hydra overrides go after --, e.g.: -- trainer.save_freq=5 (see --help)" ;;
   esac
@@ -161,6 +162,7 @@ if [ $SHOW_HELP = 1 ]; then
 bash verl/examples/grpo_trainer/run_hy_v3_megatron.sh [--dry-run] [--help] [-- hydra.key=value …]
 
   --dry-run         check the layout, print the resolved command and the composed configuration; start nothing
+  --print-overrides print verl's hydra overrides, one a line, to carry the settings into a recipe of your own; start nothing
   --                everything after goes to verl's hydra configuration and wins
 
 Settings are environment variables:
@@ -262,7 +264,7 @@ RUN_DIR=$OUTPUT_DIR/$PROJECT_NAME/$EXPERIMENT_NAME
 list() { printf '["%s"]' "${1//,/\",\"}"; }
 
 # --------------------------------------------------------------------------------------------- layout, lengths, memory
-if [ "$PREFLIGHT" = 1 ] && [ "$BACKEND" = megatron ]; then
+if [ "$PREFLIGHT" = 1 ] && [ "$BACKEND" = megatron ] && [ $PRINT_ONLY = 0 ]; then
   (cd "$KIT" && "$PY" -m utils.preflight.megatron) || die "this layout cannot run (see above; PREFLIGHT=0 skips the check)"
 fi
 
@@ -403,6 +405,10 @@ done <"$KIT/utils/ray/network_allowlist.txt"
 export HYOCR_FORWARD=${HYOCR_FORWARD:-}
 COMMAND=("$PY" -m verl.trainer.main_ppo "${ARGS[@]}" "${HYDRA[@]}")
 
+if [ $PRINT_ONLY = 1 ]; then
+  printf '%s\n' "${ARGS[@]}" "${HYDRA[@]}"
+  exit 0
+fi
 if [ $DRY_RUN = 1 ]; then
   printf '%q ' "${COMMAND[@]}"; printf '\n\n'
   exec "$PY" -m verl_hyocr.dry_run "${ARGS[@]}" "${HYDRA[@]}"
