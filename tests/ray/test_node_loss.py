@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -55,7 +56,9 @@ def test_the_driver_names_the_lost_node_within_a_minute(sites, cluster, cut_netw
     head, _ = cluster
     driver = waiting_driver(head, sites[0].address, sites[0].address)
     sites[1].lose_power(cut_network_first)
+    lost = time.monotonic()
     _, errors = driver.communicate(timeout=60)
+    print(f"the driver ended {time.monotonic() - lost:.0f} s after the loss")
     assert driver.returncode == 1, errors
     assert f"node hyocr-1 ({sites[1].address}) is dead; of this run it had: 1 Rank" in errors.splitlines()[-1]
     rows = {node["ip"]: node["alive"] for node in head.status()[0]["nodes"]}

@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 from verl_hyocr import launch_env, versions
+
+from tests.ray.hosts import clean_environment
 
 SHELL = {
     "HYOCR_FORWARD": "GLOO_SOCKET_IFNAME NCCL_IB_HCA NCCL_DEBUG",
@@ -91,6 +94,29 @@ def test_shipped_code_comes_with_the_plugins_metadata(shell, monkeypatch, tmp_pa
     done = subprocess.run([sys.executable, "-S", "-c", program, *folders], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["verl_hyocr.bootstrap", version, f"{folders[0]}/verl_hyocr/__init__.py"]
+
+
+def dry_run(kit: Path, **settings: str) -> subprocess.CompletedProcess:
+    env = clean_environment(VERL_PLATFORM="cpu", HF_HUB_OFFLINE="1", SHIP_CODE="1", NNODES="2", **settings)
+    command = ["bash", str(kit / "train_grpo.sh"), "--dry-run"]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+
+
+def test_the_launcher_ships_the_reward_by_name(kit_root, tmp_path):
+    done = dry_run(kit_root, OUTPUT_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    command, _, rest = done.stdout.partition("\n\n")
+    assert "reward.custom_reward_function.path=pkg://reward_ocr" in command
+    modules = yaml.safe_load(rest[rest.index("actor_rollout_ref:") :])["ray_kwargs"]["ray_init"]["runtime_env"][
+        "py_modules"
+    ]
+    assert f"{kit_root}/reward" in modules and f"{kit_root}/reward_ocr.py" in modules
+
+
+def test_a_reward_file_that_cannot_be_imported_by_name_is_refused(kit_root, tmp_path):
+    (tmp_path / "my-reward.py").touch()
+    done = dry_run(kit_root, OUTPUT_DIR=str(tmp_path), REWARD_FN_PATH=f"{tmp_path}/my-reward.py")
+    assert done.returncode == 2 and "rename" in done.stderr and "my-reward.py" in done.stderr
 
 
 def test_what_cannot_be_shipped_is_named(shell, monkeypatch, tmp_path):
