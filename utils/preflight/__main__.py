@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from utils.preflight import registry, report
+from utils.preflight import registry, report, versions
 from utils.preflight.context import CLUSTER, LOCAL, STAGES, Context
 from utils.preflight.results import FAIL, WARN, NotChecked, Result, failed, worst
 from utils.preflight.settings import SettingsError, read_settings
@@ -52,8 +52,8 @@ def run_checks(context: Context, checks: Sequence[registry.Check]) -> tuple[list
     """Results of the checks, and why others had nothing to look at. A check that raises is a failed one."""
     results: list[Result] = []
     not_checked: dict[str, str] = {}
-    if any(check.name == "versions.plugin" for check in checks):
-        # Takes the longest, in a process of its own: it runs while the others are at work, and is asked last.
+    # Takes the longest, in a process of its own: it runs while the others are at work, and is asked last.
+    if any(check.name == "versions.plugin" for check in checks) and versions.plugin_problem(context.environ) is None:
         context.plugin_start  # noqa: B018
     for check in sorted(checks, key=lambda check: check.name == "versions.plugin"):
         try:

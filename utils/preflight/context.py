@@ -18,6 +18,8 @@ from utils.preflight.settings import REPO, Settings
 
 LOCAL, CLUSTER = "local", "cluster"
 STAGES = (LOCAL, CLUSTER)
+START_CODE = "import verl, verl_hyocr.activate"
+"""What every worker of a run does first."""
 
 
 @dataclass
@@ -125,7 +127,7 @@ class Context:
     def plugin_start(self) -> subprocess.Popen[str]:
         """A process that imports verl with the plugin, as every worker will; takes seconds, so it is started early."""
         return subprocess.Popen(
-            [sys.executable, "-c", "import verl, verl_hyocr.activate"],
+            [sys.executable, "-c", START_CODE],
             env={
                 **self.environ,
                 "PYTHONPATH": os.pathsep.join(filter(None, (str(REPO), self.environ.get("PYTHONPATH")))),

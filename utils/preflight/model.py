@@ -93,9 +93,9 @@ def check_tokenizer(context: Context) -> list[Result]:
     except (OSError, ValueError) as error:
         return [failed(check, str(error), "copy the tokenizer files from the released checkpoint")]
     results = []
-    highest, vocab = max(tokenizer.get_vocab().values()), readable(lambda: model.text.vocab)
-    if highest >= vocab:
-        found = f"the tokenizer's highest id is {highest}, the model has {vocab} embeddings"
+    entries, vocab = tokenizer.get_vocab_size(), readable(lambda: model.text.vocab)
+    if entries > vocab:
+        found = f"the tokenizer has {entries} entries, the model {vocab} embeddings"
         results.append(failed(check, found, "use the tokenizer that belongs to this checkpoint"))
     results.extend(_end_token(model, tokenizer))
     if not template:
@@ -103,9 +103,7 @@ def check_tokenizer(context: Context) -> list[Result]:
         results.append(failed(check, "there is no chat template: prompts cannot be built", remedy))
     elif context.settings.path == "fsdp":
         results.extend(_template(model))
-    return results or [
-        passed(check, f"{tokenizer.get_vocab_size()} entries, chat template of {len(template)} characters")
-    ]
+    return results or [passed(check, f"{entries} entries, chat template of {len(template)} characters")]
 
 
 def _end_token(model: ModelFolder, tokenizer: Any) -> list[Result]:

@@ -103,17 +103,21 @@ class ModelFolder:
             template = next((entry["template"] for entry in template if entry.get("name") == "default"), "")
         return template
 
-    def render(self, messages: list[dict[str, Any]]) -> str:
-        """A chat through the template with the generation prompt. Raises jinja2.TemplateError."""
+    @cached_property
+    def _template(self) -> Any:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        names = ("bos_token", "eos_token", "pad_token", "unk_token")
-        tokens = {name: _token_text(self.tokenizer_settings.get(name)) for name in names}
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.globals["raise_exception"] = _raise
-        return environment.from_string(self.chat_template).render(
+        return environment.from_string(self.chat_template)
+
+    def render(self, messages: list[dict[str, Any]]) -> str:
+        """A chat through the template with the generation prompt. Raises jinja2.TemplateError."""
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        tokens = {name: _token_text(self.tokenizer_settings.get(name)) for name in names}
+        return self._template.render(
             messages=messages, add_generation_prompt=True, tools=None, documents=None, **tokens
         )
 
