@@ -553,13 +553,41 @@ def actor_row(message: str, reason: str) -> dict:
 
 
 def test_only_unexpected_deaths_are_reported():
-    from verl_hyocr.main import describe_death
+    from verl_hyocr.lost_workers import describe_death
 
     killed = actor_row("Worker exit type: SYSTEM_ERROR", "WORKER_DIED")
     assert describe_death(killed) == "RewardLoopWorker (pid 7 on 10.0.0.1): its process died"
     assert describe_death(actor_row("exit type: INTENDED_USER_EXIT", "WORKER_DIED")) == ""
     for reason in ("RAY_KILL", "OUT_OF_SCOPE", "NODE_DIED", "REF_DELETED"):
         assert describe_death(actor_row("", reason)) == ""
+
+
+def failed_group(monkeypatch, lost: list[str]):
+    """A replay buffer with one finished and one failed prompt."""
+    from verl_hyocr import lost_workers
+    from verl_hyocr.sampler import HyocrReplayBuffer
+
+    monkeypatch.setattr(lost_workers, "lost_workers", lambda: lost)
+    monkeypatch.setattr(lost_workers, "PROMPT_S", 0.0)
+    buffer = object.__new__(HyocrReplayBuffer)
+    buffer.failure_keys = {"train": {"000000001-000000"}}
+    buffer.partitions, buffer.prompt_global_steps = {"train": {}}, {"train": {}}
+    return buffer
+
+
+def test_answers_lost_to_a_dead_worker_are_not_trained_without(monkeypatch):
+    from verl_hyocr.lost_workers import WorkerLost
+
+    buffer = failed_group(monkeypatch, ["RewardLoopWorker (pid 7 on 10.0.0.1): its process died"])
+    keys = {"000000001-000001", "000000001-000000"}
+    with pytest.raises(WorkerLost, match=r"1 of 2 prompts .*RewardLoopWorker \(pid 7"):
+        buffer._select_prompt_uids("train", keys, 2)
+
+
+def test_a_prompt_that_failed_by_itself_is_left_to_upstream(monkeypatch):
+    buffer = failed_group(monkeypatch, [])
+    selected, _, _ = buffer._select_prompt_uids("train", {"000000001-000001", "000000001-000000"}, 2)
+    assert selected == ["000000001-000000", "000000001-000001"]
 
 
 SIGNALS = """

@@ -24,10 +24,6 @@ GRACE_S = 15.0
 """Time for the trainer to report its own error after a worker died."""
 
 
-class WorkerLost(RuntimeError):
-    """A process of the run died and the trainer did not notice; the message names it."""
-
-
 @dataclass
 class _Signals:
     """What this process was told."""
@@ -46,31 +42,6 @@ def _on_signal(number: int, frame: Any) -> None:
     os.write(2, b"verl-hyocr: SIGTERM: saving after the current step, then the run ends (again: end at once)\n")
 
 
-def lost_workers() -> list[str]:
-    """A line for every actor of this job whose process died unexpectedly."""
-    import ray
-    from ray._private.state import state
-
-    job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
-    rows = state.actor_table(None, job_id=job, actor_state_name="DEAD").values()
-    return [line for row in rows if (line := describe_death(row))]
-
-
-def describe_death(row: dict) -> str:
-    """``row`` of Ray's actor table in words; empty for an actor that was meant to end, or that went with its node."""
-    cause = row["DeathCause"]
-    if cause.HasField("oom_context"):
-        reason = "killed because the host ran out of memory"
-    elif cause.HasField("actor_died_error_context"):
-        context = cause.actor_died_error_context
-        if context.Reason.Name(context.reason) != "WORKER_DIED" or "INTENDED" in context.error_message:
-            return ""
-        reason = "its process died"
-    else:
-        return ""
-    return f"{row['ActorClassName']} (pid {row['Pid']} on {row['Address']['IPAddress']}): {reason}"
-
-
 def wait_for(reference: Any) -> None:
     """Return when the trainer has ended, well or not.
 
@@ -81,6 +52,7 @@ def wait_for(reference: Any) -> None:
     import ray
 
     from verl_hyocr import stop
+    from verl_hyocr.lost_workers import WorkerLost, lost_workers
 
     requested, last_look, lost_since = False, 0.0, None
     while not ray.wait([reference], timeout=1.0)[0]:
@@ -165,6 +137,8 @@ def main() -> int:
 
 def _lost_lines() -> list[str]:
     import ray
+
+    from verl_hyocr.lost_workers import lost_workers
 
     try:
         lost = lost_workers() if ray.is_initialized() else []

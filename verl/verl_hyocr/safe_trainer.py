@@ -128,7 +128,7 @@ class SafeTrainerSync(PPOTrainerSync):
         if state and saved != self.train_dataloader.num_workers:
             raise checkpoint.CheckpointError(
                 f"{chosen.path} was written with {saved} data loader processes, and this run has "
-                f"{self.train_dataloader.num_workers}: its place in the data cannot be restored. Set DATALOADER_WORKERS={saved}."
+                f"{self.train_dataloader.num_workers}: its place in the data cannot be found. Set DATALOADER_WORKERS={saved}."
             )
 
     # ------------------------------------------------------------------------------------------------ data and order

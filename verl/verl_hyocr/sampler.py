@@ -18,7 +18,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_hyocr import drop_policy, stop
+from verl_hyocr import drop_policy, lost_workers, stop
 from verl_hyocr.drop_policy import DropGuard, Dropped, DropPlan, TrainingStopped
 
 FEATURES = (
@@ -73,6 +73,10 @@ class HyocrReplayBuffer(ReplayBuffer):
         return batch, metrics
 
     def _select_prompt_uids(self, partition_id: str, sampleable_keys: set[str], batch_size: int):
+        failed = self.failure_keys[partition_id] & set(sampleable_keys)
+        if failed:
+            # Upstream trains on what is left of such groups, which is right for a bad sample and wrong for a dead worker.
+            lost_workers.raise_if_any(f"{len(failed)} of {batch_size} prompts got no answer or no score")
         # Upstream sorts by step alone, and a set has another order in every process.
         return super()._select_prompt_uids(partition_id, dict.fromkeys(sorted(sampleable_keys)), batch_size)
 
