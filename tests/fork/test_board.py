@@ -25,7 +25,16 @@ from verl_hyocr.board_writer import StepWriter
 
 from tests.fork import rlb_ui
 from tests.fork.rlb_ui import Broken
-from tests.fork.test_dropped_samples import bare_trainer, group, invalid, put, scored, trainer_config, transfer_queue
+from tests.fork.test_dropped_samples import (
+    bare_trainer,
+    group,
+    invalid,
+    put,
+    run_config,
+    scored,
+    trainer_config,
+    transfer_queue,
+)
 
 OPTIONAL = ("ref_logprobs", "values", "rollout_logprobs")
 
@@ -35,6 +44,11 @@ def tokenizer(tiny_model):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def to_text(tokenizer) -> TokenText:
+    return TokenText(tokenizer)
 
 
 @pytest.fixture
@@ -259,21 +273,21 @@ def test_a_prompt_without_its_chat_is_decoded_with_short_placeholders(tokenizer)
 
 @settings(max_examples=60)
 @given(st.text(max_size=40))
-def test_tokens_read_like_the_text(tokenizer, text):
+def test_tokens_read_like_the_text(tokenizer, to_text, text):
     ids = tokenizer.encode(text, add_special_tokens=False)
-    pieces, whole = TokenText(tokenizer)(ids)
+    pieces, whole = to_text(ids)
     assert len(pieces) == len(ids) and "".join(pieces) == whole == tokenizer.decode(ids)
 
 
 @settings(max_examples=100)
 @given(st.data())
-def test_tokens_of_any_answer_read_like_its_text(tokenizer, data):
+def test_tokens_of_any_answer_read_like_its_text(tokenizer, to_text, data):
     """Whatever the model emits: broken characters, special tokens, ids that have no token."""
     ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1) | st.integers(0, 400), max_size=30))
-    pieces, whole = TokenText(tokenizer)(ids)
+    pieces, whole = to_text(ids)
     assert len(pieces) == len(ids) and "".join(pieces) == whole == tokenizer.decode(ids)
     cut = data.draw(st.integers(0, len(ids)))
-    assert whole.startswith("".join(TokenText(tokenizer)(ids[:cut], is_whole=False)[0]))
+    assert whole.startswith("".join(to_text(ids[:cut], is_whole=False)[0]))
 
 
 def test_a_character_shows_at_the_token_that_completes_it(tokenizer):
@@ -364,6 +378,13 @@ def test_settings_come_from_the_environment():
 def test_a_wrong_setting_is_named(variable, value):
     with pytest.raises(ValueError, match=variable):
         BoardSettings.from_env({variable: value})
+
+
+def test_a_wrong_setting_is_refused_before_the_run(monkeypatch):
+    from verl_hyocr import launch_config
+
+    monkeypatch.setenv("RLB_EVERY", "0")
+    assert any("RLB_EVERY" in reason for reason in launch_config.refusals(run_config()))
 
 
 @settings(max_examples=100)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
@@ -186,7 +187,7 @@ def _fetch(keys: list[str], partition_id: str, fields: list[str]) -> dict[str, l
 
 
 def _values(column: Any) -> list[Any]:
-    if hasattr(column, "unbind") and hasattr(column, "is_nested"):
+    if isinstance(column, torch.Tensor):
         return list(column.unbind())
     return [getattr(value, "data", value) for value in column]
 
