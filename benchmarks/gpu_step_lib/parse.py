@@ -22,8 +22,9 @@ PHASES = {
 REST = "everything else"
 
 MILESTONES = (
+    ("preflight", r"^preflight: \d+ PASS"),
     ("Ray", r"\[ray\] head is up"),
-    ("launcher checks", r"\[train_grpo\] run folder:"),
+    ("cluster check", r"\[train_grpo\] run folder:"),
     ("trainer process and data", r"train and validate dataloader initialized"),
     ("worker group", r"create worker group"),
     ("workers, actor, reference", r"actor and ref model engine initialized"),

@@ -27,6 +27,7 @@ from gpu_step_lib import (  # noqa: E402
     compare,
     count_transfers,
     floor,
+    inputs,
     memory,
     parse,
     plan,
@@ -439,6 +440,26 @@ def test_cache_tokens_fill_what_the_weights_leave():
 # ------------------------------------------------------------------------------------------------ the run itself
 
 
+def test_pages_fill_every_step_and_are_reused(tmp_path):
+    import pyarrow.parquet as pq
+
+    chosen = planned("--size", "tiny", "--steps", "3", gpus=0)
+    train, val = inputs.prepare_pages(chosen, tmp_path)
+    assert pq.read_metadata(train).num_rows >= 3 * chosen.prompts
+    before = train.stat().st_mtime_ns
+    assert inputs.prepare_pages(chosen, tmp_path) == (train, val)
+    assert train.stat().st_mtime_ns == before
+    # No answer is too short for the references: the launcher's preflight would refuse the run.
+    rows = pq.read_table(train).to_pylist()
+    assert {row["reward_model"]["ground_truth"] for row in rows} == {"0"}
+
+
+def test_failing_builder_says_why(tmp_path):
+    (tmp_path / "pages-96x64-12").write_text("in the way")
+    with pytest.raises(inputs.InputError, match="make_data"):
+        inputs.prepare_pages(planned("--size", "tiny", gpus=0), tmp_path)
+
+
 def test_environment_has_nothing_of_the_callers_settings(tmp_path):
     base = {"PATH": "/bin", "ROLLOUT_N": "99", "TEMPERATURE": "0.1", "RAY_ADDRESS": "1.2.3.4:1", "HF_HOME": "/h"}
     found = run.environment(planned("--size", "tiny"), {"MODEL_PATH": "m"}, tmp_path, base, tmp_path / "r", None)
@@ -528,7 +549,7 @@ def test_role_is_the_actors_class():
 
 def test_lines_that_split_the_startup_are_still_printed():
     verl = Path(find_spec("verl").origin).parent / "trainer/ppo/v1/trainer_base.py"
-    sources = [verl, ROOT / "train_grpo.sh", ROOT / "utils/ray/cluster.py"]
+    sources = [verl, ROOT / "train_grpo.sh", ROOT / "utils/ray/cluster.py", ROOT / "utils/preflight/report.py"]
     text = "\n".join(path.read_text() for path in sources)
     for words in (
         "train and validate dataloader initialized",
@@ -539,6 +560,7 @@ def test_lines_that_split_the_startup_are_still_printed():
         "Training Progress",
         'say "run folder:',
         "{state.role} is up:",
+        "preflight: {summary}",
     ):
         assert words in text
 
