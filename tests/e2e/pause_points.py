@@ -1,7 +1,8 @@
 """Points where a fault test holds a run: loaded into its workers as ``model.external_lib``, and its reward function.
 
 HYOCR_TEST_PAUSE names the moment (rollout, update, save), HYOCR_TEST_SKIP how often a process passes it before (0),
-HYOCR_TEST_FOLDER where ``reached`` is written when a process is there; it waits until ``go`` exists. A held save has written half of the optimizer's file.
+HYOCR_TEST_FOLDER where ``reached`` is written when a process is there; it waits until ``go`` exists. A held save has
+written half of the optimizer's file.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import time
 from pathlib import Path
 
 import verl_hyocr.activate  # noqa: F401 - what external_lib is for otherwise
-
 
 passed = 0
 
