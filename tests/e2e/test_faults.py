@@ -115,7 +115,7 @@ class Run:
         assert found, f"no {victim} among the workers"
         return found
 
-    def wait(self, timeout: float = 900) -> int:
+    def wait(self, timeout: float = 1800) -> int:
         return self.process.wait(timeout=timeout)
 
     def text(self) -> str:
