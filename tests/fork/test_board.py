@@ -201,6 +201,13 @@ def test_non_finite_numbers_are_replaced_and_named(tokenizer):
     assert row["scores"] == {"acc": "nan", "note": ""}
 
 
+def test_a_sample_is_one_line_for_every_reader(tokenizer):
+    text = "a\u2028b\x85c\x0cd\re\nf\u2029g"
+    content = encode(ui_rows(1, [sample("a", 0, [50], ground_truth=text)] * 2, tokenizer, BoardSettings()))
+    assert len(content.decode().splitlines()) == 2
+    assert json.loads(content.decode().splitlines()[0])["ground_truth"] == text
+
+
 def test_dropped_samples_are_marked_and_leave_the_curves_alone(tokenizer, tmp_path):
     kept = [sample("a", session, [50, 51, 52], float(session), scores=scored(float(session))) for session in range(2)]
     lost = sample(

@@ -24,6 +24,7 @@ import numpy as np
 DROPPED_REWARD = 0.0
 """What the UI shows for a sample without a score; the scorer's own value stays in ``scores``."""
 
+_LINE_BREAKS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
 _FALSE, _TRUE = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
 
 
@@ -166,9 +167,9 @@ def ui_rows(
 
 
 def encode(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """JSON lines in UTF-8. NaN and infinity raise."""
+    """JSON lines in UTF-8, on one line each whatever a reader takes for a line break. NaN and infinity raise."""
     lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
-    return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+    return "".join(f"{line.translate(_LINE_BREAKS)}\n" for line in lines).encode("utf-8", "replace")
 
 
 def _row(
