@@ -72,3 +72,31 @@ def test_the_watch_ends_the_process(quick, capsys):
     assert "node hyocr-1 (10.0.0.2) is dead" in capsys.readouterr().err
     exits[0]()
     assert "node hyocr-1" in capsys.readouterr().err, "the last line of a run that ends by itself"
+
+
+def test_an_error_that_comes_before_the_next_look_is_explained_too(quick, monkeypatch, capsys):
+    monkeypatch.setattr(node_watch, "PERIOD_S", 3600.0)
+    looks = [([HEAD, GONE], []), ([HEAD, WORKER], [("b", "Rank")])]
+    taken = threading.Event()
+    exits = []
+
+    class Used(UsedNodes):
+        def update(self, *look):
+            try:
+                return super().update(*look)
+            finally:
+                taken.set()
+
+    monkeypatch.setattr(node_watch, "UsedNodes", Used)
+    node_watch.NodeWatch(lambda: looks.pop(), end=lambda code: None, at_exit=exits.append).start()
+    assert taken.wait(30)
+    exits[0]()
+    assert "node hyocr-1 (10.0.0.2) is dead" in capsys.readouterr().err
+
+
+def test_a_run_that_ends_well_says_nothing(quick, capsys):
+    exits = []
+    watch = node_watch.NodeWatch(lambda: ([HEAD, WORKER], [("b", "Rank")]), at_exit=exits.append)
+    watch.start()
+    exits[0]()
+    assert capsys.readouterr().err == "" and watch.message == ""

@@ -81,7 +81,7 @@ def describe(losses: Iterable[Loss]) -> str:
     lines = []
     for loss in losses:
         parts = ", ".join(f"{count} {name}" for name, count in sorted(loss.actors.items()))
-        cause = f" Ray: {loss.node.cause.strip().splitlines()[0]}" if loss.node.cause.strip() else ""
+        cause = f" Ray: {loss.node.cause.strip().splitlines()[0].rstrip('.')}." if loss.node.cause.strip() else ""
         lines.append(f"node {loss.node.name} ({loss.node.address}) is dead; of this run it had: {parts}.{cause}")
     lines.append(
         "The run ends. Look at that host, then start its node again (utils/ray/stop_ray.sh and start_ray.sh there) and run "
@@ -145,8 +145,10 @@ class NodeWatch:
         self._at_exit(self._repeat)
 
     def _repeat(self) -> None:
+        import ray
+
         # Upstream's own error may have come first. A head that did not answer lately would block this look.
-        if not self.message and time.monotonic() - self._answered < 2 * PERIOD_S:
+        if not self.message and ray.is_initialized() and time.monotonic() - self._answered < 2 * PERIOD_S:
             self._take_a_look()
         if self.message:
             self._say()
