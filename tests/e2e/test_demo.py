@@ -79,7 +79,8 @@ def test_samples_of_every_step_load_in_rl_logging_board(demo, run_dir, steps_of)
     columns = rlb_ui.load(folder)
     for number, metrics in steps_of(run_dir).items():
         rows = [json.loads(line) for line in (folder / f"step_{number}.jsonl").read_text().splitlines()]
-        assert len(rows) == 16 and {row["group_size"] for row in rows} == {4}
+        assert len(rows) == 16 and {row["data_source"] for row in rows} <= {"Parsing", "Spotting", "IE"}
+        assert {row["group_size"] for row in rows} == {4}
         assert sum(row["reward"] for row in rows) / 16 == pytest.approx(metrics["critic/rewards/mean"], abs=1e-6)
         assert max(max(row["advantages"]) for row in rows) == pytest.approx(metrics["critic/advantages/max"], abs=1e-5)
         lengths = [row["response_length"] for row in rows]
@@ -89,7 +90,7 @@ def test_samples_of_every_step_load_in_rl_logging_board(demo, run_dir, steps_of)
             assert len(row["response_tokens"]) == len(row["logprobs"]) == row["response_length"]
             assert row["logprobs"] == pytest.approx(row["rollout_logprobs"], abs=1e-3)
             assert Path(row["img_path"]).is_file() and row["ground_truth"] and row["prompt"].startswith("&lt;image&gt;")
-            assert row["task_type"] == "Parsing" and row["scores"]["valid"] == 1.0 and not row["dropped"]
+            assert row["task_type"] == row["scores"]["task"] and row["scores"]["valid"] == 1.0 and not row["dropped"]
         # Before the first update policy and reference are the same model.
         gap = max(abs(value) for one in columns[number]["log_ratio"] for value in one)
         assert gap < 1e-4 if number == 1 else gap > 0
