@@ -47,7 +47,7 @@ def register(module: ModuleType) -> type:
             model_inputs, output_args = super().prepare_model_inputs(micro_batch)
             # A fused pass over packed samples of this model; others have no use for the positions.
             fused = "shift_labels" in model_inputs and is_hunyuan_model(self.module)
-            if fused and "prompts" in micro_batch and not is_disabled("H2"):
+            if fused and micro_batch.get("prompts", None) is not None and not is_disabled("H2"):
                 prompts, responses = (micro_batch[name].offsets().diff() for name in ("prompts", "responses"))
                 model_inputs[KEEP] = answer_positions(prompts, responses, model_inputs["input_ids"].shape[-1])
             return model_inputs, output_args

@@ -2,7 +2,7 @@
 
 An adaptation is one or more *steps*. A step replaces something in one upstream module as soon as that module is
 imported (``wrapt`` post-import hooks), so that modules which import the symbol by value already get the replacement.
-Replacements carry a mark (:func:`mark`); :func:`check` looks for the mark in every module that holds the symbol.
+Replacements carry a mark (:func:`mark`); :func:`problems` looks for the mark in every module that holds the symbol.
 """
 
 from __future__ import annotations
@@ -72,9 +72,17 @@ def is_disabled(step_id: str) -> bool:
 
 
 def mark(obj: Any, step_id: str) -> Any:
-    """Label a replacement so that :func:`check` recognises it; returns ``obj``."""
-    obj.__hyocr_step__ = step_id
+    """Label a replacement so that :func:`problems` recognises it; returns ``obj``.
+
+    Several steps may replace one symbol: ``functools.wraps`` hands the labels of what is wrapped on to the wrapper.
+    """
+    obj.__hyocr_steps__ = marks(obj) | {step_id}
     return obj
+
+
+def marks(obj: Any) -> frozenset[str]:
+    """Ids of the steps that replaced ``obj``."""
+    return frozenset(getattr(obj, "__hyocr_steps__", ()))
 
 
 def resolve(module: ModuleType, path: str) -> Any:
@@ -133,9 +141,10 @@ def problems(import_targets: bool = False) -> list[str]:
             # A module without a spec is still being imported: its hooks have not run yet.
             if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
                 continue
-            owner = getattr(resolve(module, path), "__hyocr_step__", None)
-            if owner != step.id:
-                found.append(f"{step.id} ({step.title}): {module_name}.{path} is not adapted (found {owner!r})")
+            found_marks = marks(resolve(module, path))
+            if step.id not in found_marks:
+                names = ", ".join(sorted(found_marks)) or "none"
+                found.append(f"{step.id} ({step.title}): {module_name}.{path} is not adapted (adapted by: {names})")
     return found
 
 

@@ -16,6 +16,7 @@ def install_all() -> None:
         dummy_vision,
         file_logger,
         flops,
+        fused_head,
         hf_export,
         nested_positions,
         node_loss,
@@ -25,6 +26,7 @@ def install_all() -> None:
         processor,
         rotary,
         seeded_sampling,
+        shared_images,
         weight_names,
         weight_sync,
     )
@@ -36,8 +38,11 @@ def install_all() -> None:
         hf_export,
         rotary,
         position_interpolation,
+        # Inside dummy_vision, which must not see the images that this one takes out of the arguments.
+        shared_images,
         dummy_vision,
         packing,
+        fused_head,
         nested_positions,
         placeholder_dedup,
         flops,

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from verl_hyocr.hf import MODEL_TYPE
+from verl_hyocr.pixels import KEY
 from verl_hyocr.registry import Step, mark
 
 COUNTER = "verl.utils.flops_counter"
@@ -75,10 +76,18 @@ def forward_flops(config: Any, lengths: Sequence[int], patches: Sequence[int] = 
 
 
 def image_patches(samples: Iterable[Any]) -> list[int]:
-    """Patches of every image of a batch, from the samples' ``multi_modal_inputs``; samples without images add nothing."""
+    """Patches of every image of a batch, from the samples' ``multi_modal_inputs``; samples without images add nothing.
+
+    Images that samples share (H1) count once.
+    """
     found: list[int] = []
+    seen = set()
     for sample in samples:
         inputs = getattr(sample, "data", sample) or {}
+        if KEY in inputs:
+            if inputs[KEY] in seen:
+                continue
+            seen.add(inputs[KEY])
         if "images_seqlens" in inputs:
             found += inputs["images_seqlens"].tolist()
         elif "image_grid_thw" in inputs:
