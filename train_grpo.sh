@@ -132,8 +132,13 @@ knob ENABLE_CHUNKED_PREFILL False "chunked prefill"
 knob FREE_CACHE_ENGINE True "free the KV cache between rollout phases"
 knob ENFORCE_EAGER False "no CUDA graphs"
 knob CALCULATE_LOG_PROBS True "log-probs from the rollout engine (needed for rollout correction)"
-knob LOAD_FORMAT auto "weights of the engine at start: auto reads the checkpoint, dummy waits for the first sync"
+knob LOAD_FORMAT dummy "weights of the engine at start: dummy waits for the first sync (nothing to read), auto reads the checkpoint"
 knob WEIGHT_BUCKET_MB 2048 "size of a weight-sync bucket"
+knob WEIGHT_SYNC_CHECK_EVERY 0 "check every N-th weight sync down to the engine's weights (0: the first one only, -1: none)"
+knob WEIGHT_SYNC_STRICT 0 "1: end the run when a checked weight sync finds anything (0: warn with the names)"
+knob ADD_VISION_LOGIT_BIAS True "keep the six vision control tokens out of answers"
+knob VISION_LOGIT_BIAS_VALUE -1e9 "added to their logits, in the rollout and in the actor; -1000 or below"
+knob BAD_WORDS "" "words that never appear in answers, comma-separated"
 knob AGENT_WORKERS 8 "agent-loop processes"
 knob REWARD_WORKERS 8 "reward processes"
 knob DATALOADER_WORKERS 8 "data loader processes"
@@ -193,7 +198,7 @@ for name in ACTOR_LR KL_LOSS_COEF CLIP_RATIO_LOW CLIP_RATIO_HIGH CLIP_RATIO_C TE
   [[ ${!name} =~ ^[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] || die "$name must be a number, got '${!name}'"
 done
 for name in USE_DYNAMIC_BSZ USE_REMOVE_PADDING USE_FUSED_KERNELS BALANCE_BATCH USE_KL_LOSS GRADIENT_CHECKPOINTING PARAM_OFFLOAD OPTIMIZER_OFFLOAD \
-    ENABLE_CHUNKED_PREFILL FREE_CACHE_ENGINE ENFORCE_EAGER CALCULATE_LOG_PROBS VAL_BEFORE_TRAIN DETERMINISTIC_ROLLOUT; do
+    ENABLE_CHUNKED_PREFILL FREE_CACHE_ENGINE ENFORCE_EAGER CALCULATE_LOG_PROBS ADD_VISION_LOGIT_BIAS VAL_BEFORE_TRAIN DETERMINISTIC_ROLLOUT; do
   case ${!name} in
     True|true|1) printf -v "$name" True ;;
     False|false|0) printf -v "$name" False ;;
@@ -323,6 +328,8 @@ ARGS=(
   $A.rollout.max_num_batched_tokens="$MAX_MODEL_LEN" $A.rollout.enable_chunked_prefill="$ENABLE_CHUNKED_PREFILL"
   $A.rollout.free_cache_engine="$FREE_CACHE_ENGINE" $A.rollout.enforce_eager="$ENFORCE_EAGER"
   $A.rollout.calculate_log_probs="$CALCULATE_LOG_PROBS" $A.rollout.load_format="$LOAD_FORMAT"
+  +$A.rollout.custom.add_vision_logit_bias="$ADD_VISION_LOGIT_BIAS"
+  +$A.rollout.custom.vision_logit_bias_value="$VISION_LOGIT_BIAS_VALUE"
   +$A.rollout.limit_images="$MAX_IMAGES" $A.rollout.agent.num_workers="$AGENT_WORKERS"
   $A.rollout.checkpoint_engine.update_weights_bucket_megabytes="$WEIGHT_BUCKET_MB"
   reward.custom_reward_function.path="$REWARD_MODULE" reward.custom_reward_function.name="$REWARD_FN_NAME"
@@ -334,6 +341,7 @@ ARGS=(
   trainer.default_local_dir="$RUN_DIR/ckpt" trainer.max_actor_ckpt_to_keep="${MAX_CKPT_TO_KEEP:-null}"
   "${RESUME[@]}"
 )
+[ -z "$BAD_WORDS" ] || ARGS+=("+$A.rollout.custom.bad_words=$(list "$BAD_WORDS")")
 if [ $ON_CPU = 1 ]; then
   # vLLM's CPU backend has no sleep mode and no CUDA graphs; torch.compile costs more than it saves on a tiny model.
   export VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}

@@ -69,6 +69,7 @@ def test_bad_words_of_one_token_join_the_bias_and_longer_ones_go_to_the_engine()
     [
         ({"vision_logit_bias_value": -5}, RELEASED, "no bar"),
         ({"vision_logit_bias_value": float("nan")}, RELEASED, "no bar"),
+        ({"vision_logit_bias_value": "low"}, RELEASED, "must be a number"),
         ({"add_vision_logit_bias": "yes"}, RELEASED, "True or False"),
         ({"bad_words": "word"}, RELEASED, "list of strings"),
         ({"bad_words": [" "]}, RELEASED, "not blank"),

@@ -137,7 +137,10 @@ def resolve(custom: Mapping[str, Any], model_config: Mapping[str, Any], load_tok
         GuardError: for values that cannot be used.
     """
     value = custom.get("vision_logit_bias_value", DEFAULT_BIAS)
-    value = DEFAULT_BIAS if value is None else float(value)
+    try:
+        value = DEFAULT_BIAS if value is None else float(value)
+    except (TypeError, ValueError) as error:
+        raise GuardError(f"vision_logit_bias_value must be a number, got {value!r}") from error
     if not value <= HIGHEST_BIAS:
         raise GuardError(
             f"vision_logit_bias_value={value:g} is no bar: set it to {HIGHEST_BIAS:g} or below (the default is "
