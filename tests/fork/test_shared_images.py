@@ -1,4 +1,4 @@
-"""H1, H2: shared images and the fused head change what a step costs, not what it computes.
+"""P1, P2: shared images and the fused head change what a step costs, not what it computes.
 
 Pure parts are tested as functions; log-probs and gradients through verl's own training worker in a fresh process
 (``python tests/fork/test_shared_images.py MODEL_DIR`` prints what it measured as JSON).
@@ -219,7 +219,7 @@ def grouped_rows(model_dir: Path) -> list[dict]:
 
 
 def with_keys(rows: list[dict], affine) -> list[dict]:
-    """The rows as H1 stores them: a reference per distinct image set; the values in this process's store."""
+    """The rows as P1 stores them: a reference per distinct image set; the values in this process's store."""
     held, found = {}, []
     for row in rows:
         inputs = dict(row["multi_modal_inputs"])

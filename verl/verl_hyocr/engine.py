@@ -25,7 +25,7 @@ def register(module: ModuleType) -> type:
 
     class HyocrFSDPEngine(module.FSDPEngineWithLMHead):
         """Adds to upstream: checkpoints keep the released config (A3), rank 0 alone reads weights (B4), barred tokens (B6), the
-        head runs on answers only (H2)."""
+        head runs on answers only (P2)."""
 
         def _build_module(self):
             if not is_hunyuan_checkpoint(self.model_config.local_path):
@@ -47,7 +47,7 @@ def register(module: ModuleType) -> type:
             model_inputs, output_args = super().prepare_model_inputs(micro_batch)
             # A fused pass over packed samples of this model; others have no use for the positions.
             fused = "shift_labels" in model_inputs and is_hunyuan_model(self.module)
-            if fused and micro_batch.get("prompts", None) is not None and not is_disabled("H2"):
+            if fused and micro_batch.get("prompts", None) is not None and not is_disabled("P2"):
                 prompts, responses = (micro_batch[name].offsets().diff() for name in ("prompts", "responses"))
                 model_inputs[KEEP] = answer_positions(prompts, responses, model_inputs["input_ids"].shape[-1])
             return model_inputs, output_args

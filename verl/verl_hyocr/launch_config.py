@@ -88,9 +88,9 @@ def refusals(config: DictConfig) -> list[str]:
         f"flash_attention_2 only. Set +{model}.override_config.attn_implementation=sdpa, or use_remove_padding to False.",
     )
     refuse(
-        _get(config, f"{model}.use_fused_kernels") and registry.is_disabled("H2"),
-        f"{model}.use_fused_kernels=True while {registry.DISABLE_ENV} switches H2 off: upstream's fused forward does not know "
-        "this vision-language model. Set it to False, or leave H2 on.",
+        _get(config, f"{model}.use_fused_kernels") and registry.is_disabled("P2"),
+        f"{model}.use_fused_kernels=True while {registry.DISABLE_ENV} switches P2 off: upstream's fused forward does not know "
+        "this vision-language model. Set it to False, or leave P2 on.",
     )
     refuse(_get(config, f"{model}.use_liger"), f"{model}.use_liger=True is not adapted to HunYuanVL. Set it to False.")
     for part in ("actor", "ref"):

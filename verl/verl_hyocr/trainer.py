@@ -246,8 +246,8 @@ class HyocrTrainerSync(SafeTrainerSync):
 
     @staticmethod
     def _keep_groups_together(batch: KVBatchMeta, ranks: int) -> None:
-        """Order a balanced batch so that a prompt's samples meet on one rank, where they share its images (H1)."""
-        if is_disabled("H1") or len(batch) % ranks:
+        """Order a balanced batch so that a prompt's samples meet on one rank, where they share its images (P1)."""
+        if is_disabled("P1") or len(batch) % ranks:
             return
         lengths = [tag["seq_len"] for tag in batch.tags]
         shares = groups.spread_over_ranks(lengths, [key.split("_")[0] for key in batch.keys], ranks)

@@ -78,7 +78,7 @@ def forward_flops(config: Any, lengths: Sequence[int], patches: Sequence[int] = 
 def image_patches(samples: Iterable[Any]) -> list[int]:
     """Patches of every image of a batch, from the samples' ``multi_modal_inputs``; samples without images add nothing.
 
-    Images that samples share (H1) count once.
+    Images that samples share (P1) count once.
     """
     found: list[int] = []
     seen = set()

@@ -1,4 +1,4 @@
-"""H2: log-probs and entropy without the logits of the whole batch (``use_fused_kernels=True``).
+"""P2: log-probs and entropy without the logits of the whole batch (``use_fused_kernels=True``).
 
 Cost without it: logits over 120,128 entries for every token of a micro-batch, prompt and image tokens included: 8 GB in fp32
 for 16,384 tokens, kept for the backward pass, several times over. Only the answer's tokens are ever read.
@@ -105,7 +105,7 @@ def _answer_fused(module: ModuleType) -> None:
             log_probs=blank.masked_scatter(wanted, log_probs), entropy=blank.masked_scatter(wanted, entropy)
         )
 
-    module.HunYuanVLForConditionalGeneration.forward = mark(forward, "H2")
+    module.HunYuanVLForConditionalGeneration.forward = mark(forward, "P2")
 
 
 def _keep_our_forward(module: ModuleType) -> None:
@@ -115,14 +115,14 @@ def _keep_our_forward(module: ModuleType) -> None:
     def patch_forward_with_backends(model, *args, **kwargs):
         return None if is_hunyuan_model(model) else original(model, *args, **kwargs)
 
-    module.patch_forward_with_backends = mark(patch_forward_with_backends, "H2.keep")
+    module.patch_forward_with_backends = mark(patch_forward_with_backends, "P2.keep")
 
 
 STEPS = [
     Step(
-        "H2", MODEL, _answer_fused, ((MODEL, "HunYuanVLForConditionalGeneration.forward"),), "log-probs without logits"
+        "P2", MODEL, _answer_fused, ((MODEL, "HunYuanVLForConditionalGeneration.forward"),), "log-probs without logits"
     ),
     Step(
-        "H2.keep", PATCH, _keep_our_forward, ((PATCH, "patch_forward_with_backends"),), "verl leaves that forward alone"
+        "P2.keep", PATCH, _keep_our_forward, ((PATCH, "patch_forward_with_backends"),), "verl leaves that forward alone"
     ),
 ]

@@ -1,19 +1,19 @@
-"""H1: a prompt's image travels once, and is encoded once for all its samples in a micro-batch.
+"""P1: a prompt's image travels once, and is encoded once for all its samples in a micro-batch.
 
 Cost without it: the pixel values of a page (10 MB at 800×1000) are computed, serialised, stored and read for each of the n
 samples of a group in each of the three passes, and the vision tower, the larger part of the arithmetic, encodes the page
 n times a pass.
 
-* ``H1.rows``: samples carry a key instead of pixel values; the values go to the TransferQueue once per prompt, as bytes
+* ``P1.rows``: samples carry a key instead of pixel values; the values go to the TransferQueue once per prompt, as bytes
   (:mod:`verl_hyocr.pixels`). Rows of a validation carry nothing: nobody reads them. Images are decoded, tokenized and
   processed once per prompt instead of four times per sample. Upstream: ``AgentLoopWorker._compute_score``,
   ``._compute_multi_modal_inputs``, ``._run_agent_loop`` and ``AgentLoopBase.process_multi_modal_info``,
   ``.ct_build_initial_tokens``.
-* ``H1.inputs``: a micro-batch gets the values of its distinct images and an index that says which image each place of
+* ``P1.inputs``: a micro-batch gets the values of its distinct images and an index that says which image each place of
   the batch shows. Upstream: ``extract_multi_modal_inputs``.
-* ``H1.model``: the vision tower runs on the distinct images; their features are copied to the places. Gradients add up.
+* ``P1.model``: the vision tower runs on the distinct images; their features are copied to the places. Gradients add up.
   Upstream: transformers' ``HunYuanVLModel.forward``.
-* ``H1.groups``: dynamic micro-batches keep the samples of a prompt together. Upstream: ``rearrange_micro_batches``.
+* ``P1.groups``: dynamic micro-batches keep the samples of a prompt together. Upstream: ``rearrange_micro_batches``.
 
 The vision tower still runs once per micro-batch on every rank, as the collectives of FSDP need.
 Process: agent-loop workers, FSDP workers; :class:`verl_hyocr.trainer.HyocrTrainerSync` clears the stored values.
@@ -133,11 +133,11 @@ def _share_rows(module: ModuleType) -> None:
         row = (output.multi_modal_data or {}).get(pixels.KEY)
         return inputs(self, output, input_ids) if row is None else dict(row)
 
-    loop.process_multi_modal_info = mark(process_multi_modal_info, "H1.rows")
-    loop.ct_build_initial_tokens = mark(ct_build_initial_tokens, "H1.rows")
-    worker._run_agent_loop = mark(_run_agent_loop, "H1.rows")
-    worker._compute_score = mark(_compute_score, "H1.rows")
-    worker._compute_multi_modal_inputs = mark(_compute_multi_modal_inputs, "H1.rows")
+    loop.process_multi_modal_info = mark(process_multi_modal_info, "P1.rows")
+    loop.ct_build_initial_tokens = mark(ct_build_initial_tokens, "P1.rows")
+    worker._run_agent_loop = mark(_run_agent_loop, "P1.rows")
+    worker._compute_score = mark(_compute_score, "P1.rows")
+    worker._compute_multi_modal_inputs = mark(_compute_multi_modal_inputs, "P1.rows")
 
 
 async def _shared_row(worker: Any, compute_inputs, output: Any, kwargs: dict) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _share_inputs(module: ModuleType) -> None:
             INDEX: torch.tensor(index),
         }
 
-    module.extract_multi_modal_inputs = mark(extract_multi_modal_inputs, "H1.inputs")
+    module.extract_multi_modal_inputs = mark(extract_multi_modal_inputs, "P1.inputs")
 
 
 # ----------------------------------------------------------------------------------------------------- model
@@ -255,7 +255,7 @@ def _share_features(module: ModuleType) -> None:
             **kwargs,
         )
 
-    module.HunYuanVLModel.forward = mark(forward, "H1.model")
+    module.HunYuanVLModel.forward = mark(forward, "P1.model")
 
 
 # ---------------------------------------------------------------------------------------------------- groups
@@ -314,12 +314,12 @@ def _keep_groups(module: ModuleType) -> None:
         parts = [[order[place] for place in run] for run in groups.split_evenly(ordered, wanted, budget)]
         return [tu.index_select_tensor_dict(batch, part) for part in parts], parts
 
-    module.rearrange_micro_batches = mark(rearrange_micro_batches, "H1.groups")
+    module.rearrange_micro_batches = mark(rearrange_micro_batches, "P1.groups")
 
 
 STEPS = [
     Step(
-        "H1.rows",
+        "P1.rows",
         AGENT,
         _share_rows,
         (
@@ -332,7 +332,7 @@ STEPS = [
         "images travel once per prompt",
     ),
     Step(
-        "H1.inputs",
+        "P1.inputs",
         UTILS,
         _share_inputs,
         (
@@ -342,10 +342,10 @@ STEPS = [
         "distinct images of a micro-batch",
     ),
     Step(
-        "H1.model", MODEL, _share_features, ((MODEL, "HunYuanVLModel.forward"),), "images encoded once per micro-batch"
+        "P1.model", MODEL, _share_features, ((MODEL, "HunYuanVLModel.forward"),), "images encoded once per micro-batch"
     ),
     Step(
-        "H1.groups",
+        "P1.groups",
         BALANCING,
         _keep_groups,
         ((BALANCING, "rearrange_micro_batches"), ("verl.workers.engine.utils", "rearrange_micro_batches")),
