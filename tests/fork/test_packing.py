@@ -107,8 +107,8 @@ def test_supported_attention_implementations(name, supported):
 # --------------------------------------------------------------------------------- through verl's training worker
 
 
-def training_worker(model_dir: Path):
-    """verl's worker and FSDP2 engine as an actor gets them, on one gloo rank, fp32, with gradient checkpointing."""
+def training_worker(model_dir: Path, rank: int = 0, world: int = 1, port: int | None = None):
+    """verl's worker and FSDP2 engine as an actor gets them, on gloo ranks, fp32, with gradient checkpointing."""
     import socket
 
     from verl.utils.config import omega_conf_to_dataclass
@@ -124,7 +124,7 @@ def training_worker(model_dir: Path):
             "actor_rollout_ref.model.enable_gradient_checkpointing=True",
             "actor_rollout_ref.rollout.name=vllm",
             "data.train_batch_size=8",
-            "trainer.n_gpus_per_node=1",
+            f"trainer.n_gpus_per_node={world}",
             "trainer.device=cpu",
             f"{actor}.strategy=fsdp2",
             f"{actor}.use_dynamic_bsz=True",
@@ -137,8 +137,9 @@ def training_worker(model_dir: Path):
     )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+        port = port or probe.getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
     settings = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     worker = TrainingWorker(
         TrainingWorkerConfig(

@@ -53,7 +53,10 @@ def sender(llm, bucket_mb: int = 64):
 
     class Adapter(ServerAdapter):
         def __init__(self):
-            self.config = SimpleNamespace(checkpoint_engine=SimpleNamespace(update_weights_bucket_megabytes=bucket_mb))
+            self.config = SimpleNamespace(
+                checkpoint_engine=SimpleNamespace(update_weights_bucket_megabytes=bucket_mb),
+                engine_kwargs={"vllm": {"worker_extension_cls": "verl_hyocr.vllm_ext.HyocrWorkerExtension"}},
+            )
             self.zmq_handle = f"ipc:///tmp/rl-colocate-zmq-{os.environ['VERL_RAY_JOB_ID']}-replica-0-rank-0.sock"
             self.use_shm, self._has_server, self.server_handle = True, True, Server(llm)
             self.replica_rank = self.rollout_rank = 0
