@@ -386,6 +386,58 @@ def metrics_survive_a_resume(model_dir: Path) -> None:
     assert records[3]["data"]["loss"] == 2.0
 
 
+class SeedRecorder:
+    """An agent loop that keeps the sampling parameters it is run with."""
+
+    seen: list = []
+
+    def __init__(self, **kwargs):
+        pass
+
+    async def run(self, sampling_params, **kwargs):
+        self.seen.append((dict(sampling_params), kwargs))
+
+
+@check("E3")
+def requests_are_seeded_by_step_and_sample(model_dir: Path) -> None:
+    """Every request has a seed of its own, the same in every run, and nothing else changes; without the variable none."""
+    import asyncio
+    from unittest import mock
+
+    from verl.experimental.agent_loop import agent_loop
+
+    worker = mock.Mock(
+        spec=[],
+        config=mock.MagicMock(),
+        tools=[],
+        **dict.fromkeys(("llm_client", "tokenizer", "processor", "hf_model_type", "dataset_cls")),
+    )
+    worker._agent_loop_postprocess = mock.AsyncMock()
+    run = agent_loop.AgentLoopWorker._run_agent_loop
+
+    def seeds(seed: str) -> list:
+        os.environ["HYOCR_ROLLOUT_SEED"] = seed
+        SeedRecorder.seen.clear()
+        for step in (1, 2):
+            for session in (0, 1):
+                trajectory = {"step": step, "sample_index": 5, "rollout_n": 0, "validate": False}
+                asyncio.run(
+                    run(
+                        worker, {"temperature": 1.0}, trajectory, agent_name="recorder", trace=False, session_id=session
+                    )
+                )
+        assert all(params["temperature"] == 1.0 for params, _ in SeedRecorder.seen)
+        assert [kwargs["session_id"] for _, kwargs in SeedRecorder.seen] == [0, 1, 0, 1]
+        return [params.get("seed") for params, _ in SeedRecorder.seen]
+
+    with mock.patch.object(agent_loop.hydra.utils, "instantiate", lambda config, **kwargs: SeedRecorder(**kwargs)):
+        agent_loop._agent_loop_registry["recorder"] = {}
+        first = seeds("1")
+        assert len(set(first)) == 4 and None not in first
+        assert seeds("1") == first and not set(seeds("2")) & set(first)
+        assert seeds("") == [None] * 4
+
+
 @check("G")
 def guard_refuses_fused_kernels(model_dir: Path) -> None:
     """A switch that would train silently wrong stops the driver."""
