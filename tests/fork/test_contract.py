@@ -142,6 +142,44 @@ def test_trainer_seams():
     assert {"global_steps", "partition_id", "batch_size"} <= set(inspect.signature(ReplayBuffer.sample).parameters)
 
 
+def test_checkpoint_seams():
+    """What safe_trainer redirects and relies on (E2, E3)."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+    from verl.trainer.ppo.v1 import trainer_base
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+    trainer = trainer_base.PPOTrainer
+    save = inspect.getsource(trainer._save_checkpoint)
+    for name in ("trainer.default_local_dir", "max_actor_ckpt_to_keep", "train_dataloader.state_dict()", "data.pt"):
+        assert name in save, name
+    assert save.index("save_checkpoint(") < save.index("latest_checkpointed_iteration")
+    load = inspect.getsource(trainer._load_checkpoint)
+    assert 'resume_mode == "resume_path"' in load and "data.pt" in load
+    fit = inspect.getsource(trainer.fit)
+    order = ["on_step_begin()", "self.step(", "_save_checkpoint()", "on_step_end()", "_validate()"]
+    assert sorted(order, key=fit.rindex) == order
+    assert "uid" in inspect.getsource(trainer._fetch_one_gen_batch)
+    assert parameters(ReplayBuffer._wait_for_next_poll) == ["self", "partition_id", "last_debug_time"]
+    assert parameters(ReplayBuffer._select_prompt_uids) == ["self", "partition_id", "sampleable_keys", "batch_size"]
+    names = ["self", "sampling_params", "trajectory", "agent_name", "trace", "kwargs"]
+    assert parameters(AgentLoopWorker._run_agent_loop) == names
+
+
+def test_main_seams():
+    """What verl_hyocr.main puts itself between, and what Ray must tell about actors."""
+    from ray._private.state import GlobalState
+    from ray.core.generated import common_pb2
+    from ray.experimental import internal_kv
+    from verl.trainer import main_ppo
+
+    source = inspect.getsource(main_ppo.run_ppo)
+    assert source.index("ray.init(") < source.index("task_runner_class.remote()")
+    assert "ray.get(runner.run.remote(config))" in source and "task_runner_class.options(" in source
+    assert parameters(GlobalState.actor_table) == ["self", "actor_id", "job_id", "actor_state_name"]
+    assert "WORKER_DIED" in common_pb2.ActorDiedErrorContext.Reason.keys()
+    assert callable(internal_kv._internal_kv_put) and callable(internal_kv._internal_kv_get)
+
+
 def test_driver_seams():
     from verl.trainer import main_ppo
     from verl.utils import tracking
