@@ -72,9 +72,10 @@ def check_training(context: Context) -> list[Result]:
     state = readable(lambda: context.model.parameters) * STATE_BYTES / settings.world
     per_token = LOGIT_BYTES * text.vocab
     room = memory * (1 - kept) - state
-    needed = settings.max_tokens_per_gpu * per_token
+    needed = 0 if settings.use_fused_kernels else settings.max_tokens_per_gpu * per_token
+    logits = "no logits" if settings.use_fused_kernels else f"{gib(needed)} for {settings.max_tokens_per_gpu} tokens"
     found = (
-        f"about {gib(state)} of weights and optimizer and {gib(needed)} for {settings.max_tokens_per_gpu} tokens; "
+        f"about {gib(state)} of weights and optimizer and {logits}; "
         f"{gib(memory)} a GPU, {kept:.0%} of it kept by the rollout engine"
     )
     if needed <= room:
@@ -82,6 +83,8 @@ def check_training(context: Context) -> list[Result]:
     fitting = int(max(0, room) / per_token) // 1024 * 1024
     if not settings.free_cache_engine:
         remedy = "set FREE_CACHE_ENGINE=True"
+    elif room < 0:
+        remedy = "use more GPUs: weights and optimizer alone do not fit"
     elif fitting >= settings.longest:
         remedy = f"set MAX_TOKENS_PER_GPU={fitting}"
     else:

@@ -55,8 +55,12 @@ def probe(paths: list[str], variables: list[str]) -> dict:
         "cuda": _cuda(),
         "hf_cache": _hf_cache(),
         "missing_paths": [path for path in paths if not os.path.exists(path)],
-        "time": time.time(),
     }
+
+
+def clock() -> float:
+    """This node's time, in seconds."""
+    return time.time()
 
 
 def _versions() -> dict[str, str]:

@@ -107,10 +107,10 @@ def node_index(name: str) -> int | None:
 def missing_nodes(cluster: Cluster, wanted: int, hosts: list[str]) -> list[str]:
     """Nodes that are not there, as exactly as is known: address, INDEX of start_ray.sh, or line of the hosts file."""
     present = {node_index(node["name"]) for node in cluster.alive}
-    lost = {node_index(node["name"]): node["ip"] for node in cluster.nodes if not node["alive"]}
-    lost = {index: address for index, address in lost.items() if index not in present}
+    dead = [node for node in cluster.nodes if not node["alive"]]
     if present <= {None}:
-        return [f"{address} (died)" for address in lost.values()]
+        return [f"{node['ip']} (died)" for node in dead]
+    lost = {node_index(node["name"]): node["ip"] for node in dead}
     named = []
     for index in range(wanted):
         if index in present:
@@ -124,16 +124,21 @@ def missing_nodes(cluster: Cluster, wanted: int, hosts: list[str]) -> list[str]:
     return named
 
 
+def slots(cluster: Cluster, resource: str) -> list[tuple[str, int]]:
+    """(address, slots of a resource) of the nodes that are alive."""
+    return sorted((node["ip"], int(node["resources"].get(resource, 0))) for node in cluster.alive)
+
+
 def check_nodes(context: Context) -> list[Result]:
     check, settings, cluster = "ray.nodes", context.settings, context.cluster
     per_node = settings.gpus_per_node
-    gpus = {node["ip"]: int(node["resources"].get("GPU", 0)) for node in cluster.alive}
-    enough = [node for node in cluster.alive if node["resources"].get("GPU", 0) >= per_node]
-    total = sum(int(node["resources"].get("GPU", 0)) for node in cluster.alive)
+    gpus = slots(cluster, "GPU")
+    enough = [address for address, count in gpus if count >= per_node]
+    total = sum(count for _, count in gpus)
     wanted = f"NNODES={settings.nnodes} x NGPUS_PER_NODE={per_node}"
     if len(enough) >= settings.nnodes:
         return [passed(check, f"{wanted}; the cluster has {total} GPU(s) on {len(cluster.alive)} node(s)")]
-    listing = ", ".join(f"{address}: {count} GPU" for address, count in sorted(gpus.items())) or "no node"
+    listing = ", ".join(f"{address}: {count} GPU" for address, count in gpus) or "no node"
     found = f"the run needs {wanted}, the cluster has {listing}"
     remedies = []
     missing = missing_nodes(cluster, settings.nnodes, _hosts(context))
@@ -146,17 +151,15 @@ def check_nodes(context: Context) -> list[Result]:
         remedies.append(
             f"run HEAD_IP={cluster.address.rpartition(':')[0]} bash utils/ray/start_ray.sh {settings.nnodes} INDEX there"
         )
-    small = [f"{address} ({count})" for address, count in sorted(gpus.items()) if count < per_node]
+    small = [f"{address} ({count})" for address, count in gpus if count < per_node]
     if small:
         found += f"; too few GPUs on {some(small)}"
     if enough:
         remedies.append(f"set NNODES={len(enough)}")
-    elif gpus:
-        remedies.append(
-            f"set NGPUS_PER_NODE={max(gpus.values())}"
-            if max(gpus.values())
-            else "start Ray with GPUs (NGPUS_PER_NODE, RAY_LOGICAL_GPUS)"
-        )
+    elif most := max((count for _, count in gpus), default=0):
+        remedies.append(f"set NGPUS_PER_NODE={most}")
+    else:
+        remedies.append("start Ray with GPUs (NGPUS_PER_NODE, RAY_LOGICAL_GPUS)")
     return [failed(check, found, ", or ".join(remedies))]
 
 
@@ -172,13 +175,14 @@ def check_cpus(context: Context) -> list[Result]:
     """With too few CPU slots Ray never places the workers: the run would wait for ever."""
     check, settings, cluster = "ray.cpus", context.settings, context.cluster
     units = settings.storage_units or (1 if settings.on_cpu else STORAGE_UNITS)
-    slots = {node["ip"]: int(node["resources"].get("CPU", 0)) for node in cluster.alive}
+    cpus = slots(cluster, "CPU")
+    total = sum(count for _, count in cpus)
     per_node = CPUS_PER_GPU * settings.gpus_per_node
     needed = per_node * settings.nnodes + FURTHER_CPUS + units
-    fitting = [address for address, count in slots.items() if count >= per_node]
-    if len(fitting) >= settings.nnodes and sum(slots.values()) >= needed:
-        return [passed(check, f"{sum(slots.values())} CPU slots, {needed} needed")]
-    listing = ", ".join(f"{address}: {count}" for address, count in sorted(slots.items()))
+    fitting = [address for address, count in cpus if count >= per_node]
+    if len(fitting) >= settings.nnodes and total >= needed:
+        return [passed(check, f"{total} CPU slots, {needed} needed")]
+    listing = ", ".join(f"{address}: {count}" for address, count in cpus)
     reserved = f"the workers reserve {per_node} CPU slots a node and {needed} in all"
     found = f"{reserved}, the cluster has {listing}: they would wait for ever"
     least = max(per_node, -(-needed // settings.nnodes))

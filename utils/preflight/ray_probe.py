@@ -70,8 +70,8 @@ def _ask_all(address: str, timeout_s: float, paths: list[str], variables: list[s
             entry.update(ray.get(reference, timeout=max(1.0, deadline - time.monotonic())))
             # The worker is up now, so a second call bounds its clock tightly.
             sent = time.time()
-            clock = ray.get(on(node, time.time).remote(), timeout=max(1.0, deadline - time.monotonic()))
-            entry["clock_s"] = deviation(sent, clock, time.time())
+            shown = ray.get(on(node, node_probe.clock).remote(), timeout=max(1.0, deadline - time.monotonic()))
+            entry["clock_s"] = deviation(sent, shown, time.time())
         except (ray.exceptions.RayError, TimeoutError) as error:
             entry["error"] = str(error).strip().splitlines()[-1]
         found.append(entry)

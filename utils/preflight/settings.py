@@ -68,6 +68,7 @@ class Settings:
     )
     use_dynamic_bsz: bool = _setting(True, "USE_DYNAMIC_BSZ", f"{A}.actor.use_dynamic_bsz")
     use_remove_padding: bool = _setting(True, "USE_REMOVE_PADDING", f"{A}.model.use_remove_padding")
+    use_fused_kernels: bool = _setting(True, "USE_FUSED_KERNELS", f"{A}.model.use_fused_kernels")
     max_images: int = _setting(5, "MAX_IMAGES", f"{A}.rollout.limit_images")
 
     clip_ratio_low: float = _setting(0.2, "CLIP_RATIO_LOW", f"{A}.actor.clip_ratio_low")
