@@ -9,7 +9,6 @@ ARG BASE=ubuntu:24.04
 FROM ${BASE}
 
 ARG PYTHON=python3.12
-SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 
 # gcc, g++ and Python's headers: Triton and FlashInfer compile at run time. wget: KubeRay's health probes. libibverbs:
 # NCCL over InfiniBand.
