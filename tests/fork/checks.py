@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 os.environ.setdefault("VERL_PLATFORM", "cpu")
 
@@ -360,6 +361,83 @@ def the_driver_watches_the_nodes(model_dir: Path) -> None:
     assert running()
 
 
+def rollout_adapter(sent: list, reports: list | None):
+    """verl's sender of weights: what it would put on the wire is appended to ``sent``, its server answers ``reports``."""
+    from types import SimpleNamespace
+
+    from verl.workers.rollout.vllm_rollout import vllm_rollout
+
+    class Sender:
+        def __init__(self, **kwargs):
+            pass
+
+        async def async_send_weights(self, weights):
+            from verl.workers.rollout.utils import ensure_async_iterator
+
+            sent.extend([entry async for entry in ensure_async_iterator(weights)])
+
+    class Adapter(vllm_rollout.ServerAdapter):
+        def __init__(self):
+            self.config = SimpleNamespace(
+                checkpoint_engine=SimpleNamespace(update_weights_bucket_megabytes=1),
+                engine_kwargs={"vllm": {"worker_extension_cls": "verl_hyocr.vllm_ext.HyocrWorkerExtension"}},
+            )
+            self.zmq_handle, self.use_shm, self._has_server, self.replica_rank, self.rollout_rank = (
+                "",
+                True,
+                False,
+                0,
+                0,
+            )
+
+        async def _execute_method(self, method, **kwargs):
+            return reports if method == "weight_sync_report" else None
+
+    vllm_rollout.BucketedWeightSender = Sender
+    return Adapter()
+
+
+@check("B5")
+def weight_sync_is_checked(model_dir: Path) -> None:
+    """The first sync carries a manifest, a finding of an engine ends a strict run, the second sync is plain."""
+    import asyncio
+
+    import torch
+    from verl_hyocr import weight_check
+
+    os.environ["WEIGHT_SYNC_STRICT"] = "1"
+    sent, weights = [], [("a", torch.arange(3.0))]
+    report = {"refused": {}, "unwritten": {}, "different": {}, "lost": [], "corrupted": [], "no_manifest": False}
+    report |= {"tensors": 1, "sampled": 0, "unconsumed": ["a"], "where": "replica 0 rank 0"}
+    adapter = rollout_adapter(sent, [report])
+    try:
+        asyncio.run(adapter.update_weights(iter(weights)))
+    except weight_check.WeightSyncError as error:
+        assert "not consumed by the engine: a [replica 0 rank 0]" in str(error)
+    else:
+        raise AssertionError("a weight that the engine ignored was not noticed")
+    assert [name for name, _ in sent] == ["a", weight_check.MANIFEST]
+    sent.clear()
+    asyncio.run(adapter.update_weights(iter(weights)))
+    assert [name for name, _ in sent] == ["a"]
+
+
+@check("B5.report")
+def reports_reach_the_trainer(model_dir: Path) -> None:
+    """verl's vLLM server hands on what its workers report about a weight sync."""
+    import asyncio
+    from types import SimpleNamespace
+
+    from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+
+    async def collective_rpc(method, timeout=None, args=(), kwargs=None):
+        return [{"where": "here"}, None]
+
+    server = SimpleNamespace(engine=SimpleNamespace(collective_rpc=collective_rpc))
+    assert asyncio.run(vLLMHttpServer.collective_rpc(server, "weight_sync_report")) == [{"where": "here"}]
+    assert asyncio.run(vLLMHttpServer.collective_rpc(server, "other")) is None
+
+
 @check("E1")
 def metrics_survive_a_resume(model_dir: Path) -> None:
     """A second logger on the same file keeps finished steps and replaces those that are run again."""
@@ -389,7 +467,7 @@ def metrics_survive_a_resume(model_dir: Path) -> None:
 class SeedRecorder:
     """An agent loop that keeps the sampling parameters it is run with."""
 
-    seen: list = []
+    seen: ClassVar[list] = []
 
     def __init__(self, **kwargs):
         pass
@@ -681,6 +759,177 @@ def v0_trainer_writes_samples(model_dir: Path) -> None:
             columns = rlb_ui.load(Path(run_dir) / "rl_logging_board")[2]
     assert columns["reward"] == [0.75, 0.5] and columns["token_rewards"] == [[0.5] * 3, [0.5] * 2]
     assert [len(one) for one in columns["response_tokens"]] == [3, 2], "padding is left out"
+
+
+@check("P1.rows")
+def a_prompt_s_pixels_are_stored_once(model_dir: Path) -> None:
+    """Two sessions of a prompt: one processor run, one stored value, keys in the rows; a validation stores nothing."""
+    import asyncio
+    from types import SimpleNamespace
+
+    import torch
+    import transfer_queue.interface
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopWorker
+    from verl.utils import hf_processor
+    from verl_hyocr import pixels
+
+    processor = hf_processor(str(model_dir))
+    full = processor_inputs(processor, [sample_image()])
+    ids = full["input_ids"][0]
+    worker = object.__new__(AgentLoopWorker)
+    worker.processor, worker.tokenizer, worker.mm_processor_kwargs = processor, processor.tokenizer, {}
+    worker.reward_loop_worker_handles = None
+    runs, stored = [], {}
+
+    async def put(key, value):
+        stored[key] = value
+
+    pixels.put = put
+    transfer_queue.interface._TQ_CLIENT = object()
+    images = [sample_image()]
+
+    async def session(messages, validate):
+        loop = SimpleNamespace(processor=processor, dataset_cls=Dataset, data_config=SimpleNamespace(config=None))
+        data = await AgentLoopBase.process_multi_modal_info(loop, messages)
+        output = SimpleNamespace(
+            multi_modal_data=data, mm_processor_kwargs={}, prompt_ids=ids.tolist(), response_ids=[5], reward_score=0.0
+        )
+
+        async def run(sampling_params, **kwargs):
+            return output
+
+        async def finish(output, validate, **kwargs):
+            await worker._compute_score([output], kwargs)
+            return worker._compute_multi_modal_inputs(output, torch.cat([ids, torch.tensor([5])]))
+
+        worker._agent_loop_postprocess = finish
+        output = await run({})
+        from verl_hyocr.adapt import shared_images
+
+        shared_images._validating.set(validate)
+        return await finish(output, validate, uid="u" if not validate else "v", global_steps=3)
+
+    class Dataset:
+        @classmethod
+        async def process_multi_modal_info(cls, messages, image_patch_size, config):
+            runs.append(len(messages))
+            return images, None, None
+
+    async def main():
+        messages = [{"role": "user", "content": "read"}]
+        rows = await asyncio.gather(*(session(messages, False) for _ in range(3)))
+        return rows, await session([{"role": "user", "content": "other"}], True)
+
+    rows, validation = asyncio.run(main())
+    assert runs == [1, 1], "images are read once a prompt"
+    (key,) = stored
+    for row in rows:
+        assert "pixel_values" not in row and row[pixels.KEY].key == key and pixels.step_of(key) == 3
+        assert torch.equal(row[pixels.KEY].values(stored[key]), full["pixel_values"])
+        assert torch.equal(row["image_grid_thw"], full["image_grid_thw"]) and "images_seqlens" in row
+    assert rows[0] is not rows[1], "verl takes entries out of its row"
+    assert "pixel_values" not in validation and pixels.KEY not in validation
+
+
+@check("P1.inputs")
+def distinct_images_of_a_micro_batch(model_dir: Path) -> None:
+    import torch
+    from verl.utils.model import extract_multi_modal_inputs
+    from verl_hyocr import pixels
+    from verl_hyocr.adapt.shared_images import INDEX
+
+    stored = {"1:a": torch.ones(6, 768), "1:b": torch.zeros(4, 768)}
+    pixels.STORE = pixels.PixelStore(lambda keys: [stored[key] for key in keys])
+    grids = {"1:a": torch.tensor([[1, 1, 2], [1, 2, 2]]), "1:b": torch.tensor([[1, 2, 2]])}
+    rows = [
+        {
+            pixels.KEY: pixels.PixelRef(key, None),
+            "image_grid_thw": grids[key],
+            "images_seqlens": torch.ones(len(grids[key])),
+        }
+        for key in ("1:a", "1:b", "1:a")
+    ]
+    found = extract_multi_modal_inputs([rows[0], {}, *rows[1:]])
+    assert torch.equal(found["pixel_values"], torch.cat([stored["1:a"], stored["1:b"]]))
+    assert found["image_grid_thw"].tolist() == [[1, 1, 2], [1, 2, 2], [1, 2, 2]]
+    assert found[INDEX].tolist() == [0, 1, 2, 0, 1] and len(found["images_seqlens"]) == 5
+    assert "pixel_values" not in extract_multi_modal_inputs([{}, {}])
+
+
+@check("P1.model")
+def shared_images_are_seen_in_all_their_places(model_dir: Path) -> None:
+    import torch
+    from verl.utils import hf_processor
+    from verl_hyocr.adapt.shared_images import INDEX
+
+    processor, model = hf_processor(str(model_dir)), load_model(model_dir)
+    one, other = (processor_inputs(processor, [image]) for image in (sample_image(), sample_image(64, 96, 1)))
+    wanted = [model(**inputs).logits[0] for inputs in (one, other, one)]
+    ids = torch.cat([inputs["input_ids"] for inputs in (one, other, one)], dim=1)
+    positions = []
+    for inputs in (one, other, one):
+        rope, _ = model.model.get_rope_index(
+            inputs["input_ids"], inputs["mm_token_type_ids"], inputs["image_grid_thw"], inputs["attention_mask"]
+        )
+        positions.append(rope)
+    found = model(
+        input_ids=ids,
+        attention_mask=None,
+        position_ids=torch.cat(
+            [torch.cat([torch.arange(part.shape[-1])[None, None], part[1:]]) for part in positions], -1
+        ),
+        pixel_values=torch.cat([one["pixel_values"], other["pixel_values"]]),
+        image_grid_thw=torch.cat([one["image_grid_thw"], other["image_grid_thw"]]),
+        use_cache=False,
+        **{INDEX: torch.tensor([0, 1, 0])},
+    ).logits[0]
+    assert float((found - torch.cat(wanted)).abs().max()) < 1e-4
+
+
+@check("P1.groups")
+def samples_of_a_prompt_share_a_micro_batch(model_dir: Path) -> None:
+    import torch
+    from verl.utils.seqlen_balancing import rearrange_micro_batches
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+    from verl_hyocr import pixels
+
+    keys, lengths = ["1:a", "1:b", "1:c"] * 2, [9, 10, 11, 12, 9, 8]
+    rows = [
+        {"input_ids": torch.arange(length), "multi_modal_inputs": {pixels.KEY: pixels.PixelRef(key, None)}}
+        for key, length in zip(keys, lengths, strict=True)
+    ]
+    batches, parts = rearrange_micro_batches(list_of_dict_to_tensordict(rows), max_token_len=21)
+    assert sorted(map(sorted, parts)) == [[0, 3], [1, 4], [2, 5]] and len(batches) == 3
+    assert [len(batch["input_ids"].offsets()) - 1 for batch in batches] == [2, 2, 2]
+    batches, parts = rearrange_micro_batches(list_of_dict_to_tensordict(rows), max_token_len=12)
+    assert sorted(index for part in parts for index in part) == list(range(6)) and len(parts) == 6
+
+
+@check("P2")
+def the_fused_pass_answers_with_log_probs(model_dir: Path) -> None:
+    import torch
+    from verl.utils import hf_processor
+    from verl_hyocr.adapt.fused_head import KEEP
+
+    processor, model = hf_processor(str(model_dir)), load_model(model_dir)
+    inputs = dict(processor_inputs(processor, [sample_image()]))
+    labels = inputs["input_ids"].roll(-1)
+    wanted = (model(**inputs).logits / 0.8).log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    keep = torch.arange(labels.shape[1])[None] >= labels.shape[1] - 4
+    found = model(**inputs, temperature=0.8, shift_labels=labels, return_dict=True, **{KEEP: keep})
+    assert float((found.log_probs - wanted)[keep].abs().max()) < 1e-4
+    assert float(found.log_probs[~keep].abs().max()) == float(found.entropy[~keep].abs().max()) == 0.0
+    assert float(found.entropy[keep].min()) > 1.0
+
+
+@check("P2.keep")
+def verl_s_fused_forward_stays_away(model_dir: Path) -> None:
+    from verl.models.transformers.monkey_patch import patch_forward_with_backends
+
+    model = load_model(model_dir)
+    before = type(model).forward
+    patch_forward_with_backends(model, use_fused_kernels=True, fused_kernels_backend="torch")
+    assert type(model).forward is before
 
 
 def main() -> int:

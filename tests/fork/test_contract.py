@@ -74,6 +74,64 @@ def test_rollout_seams():
     assert logging.getLogger().level == logging.WARNING, "importing vLLM's server must not hide warnings"
 
 
+def test_weight_sync_seams():
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+    from verl.workers.rollout.vllm_rollout import utils
+    from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+    from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
+
+    names = ["self", "weights", "global_steps", "wire_format", "kwargs"]
+    assert parameters(ServerAdapter.update_weights) == names
+    upstream = inspect.getsource(inspect.unwrap(ServerAdapter.update_weights))
+    assert 'kwargs={**kwargs, "use_shm": self.use_shm}' in upstream, "what update_weights gets reaches the vLLM worker"
+    assert parameters(vLLMHttpServer.collective_rpc) == ["self", "method", "timeout", "args", "kwargs"]
+    extension = utils.vLLMColocateWorkerExtension
+    assert parameters(extension._update_weights) == ["self", "weights", "peft_config", "base_sync_done"]
+    assert parameters(extension.update_weights_from_ipc) == ["self", "peft_config", "base_sync_done", "use_shm"]
+    assert parameters(extension.monkey_patch_model) == ["self", "vocab_size", "banned_token_ids"]
+    assert "self._update_weights(" in inspect.getsource(extension.update_weights_from_ipc)
+    assert "self.rollout.update_weights(" in inspect.getsource(ActorRolloutRefWorker.update_weights)
+
+
+def test_the_trainer_syncs_weights_before_it_samples():
+    """B4: what makes load_format=dummy right."""
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+    assert "checkpoint_manager.update_weights" in inspect.getsource(PPOTrainerSync.on_init_end)
+    assert "self.on_init_end()" in inspect.getsource(PPOTrainer) and "self._validate()" in inspect.getsource(
+        PPOTrainer.fit
+    )
+    assert "sleep_replicas" in inspect.getsource(PPOTrainerSync.on_sample_end)
+
+
+def test_one_reader_and_equal_micro_batch_counts_seams():
+    from verl.utils import fsdp_utils
+    from verl.workers.engine.fsdp import transformer_impl
+
+    build = inspect.getsource(transformer_impl.FSDPEngine._build_module)
+    assert "use_meta_tensor=not self.model_config.hf_config.tie_word_embeddings" in build, "why B4 exists"
+    for name in ("pretrained_model_name_or_path=", "torch_dtype=", "config=", "trust_remote_code="):
+        assert name in build[build.index("auto_class.from_pretrained(") :][:400]
+    assert "broadcast_from_rank0=True" in inspect.getsource(fsdp_utils.fsdp2_load_full_state_dict)
+    assert "same_micro_num_in_dp=True" in inspect.getsource(
+        inspect.unwrap(transformer_impl.FSDPEngine.forward_backward_batch)
+    )
+
+
+def test_sampling_seams():
+    from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+    from verl.workers.config.rollout import RolloutConfig
+    from vllm import SamplingParams
+
+    assert SamplingParams(logit_bias={5: -1e9}).logit_bias == {5: -1e9}
+    assert SamplingParams.from_optional(logit_bias={5: -1e9}).logit_bias == {5: -100.0}, (
+        "why B6 is no request parameter"
+    )
+    assert parameters(SingleTurnAgentLoop.run)[:2] == ["self", "sampling_params"]
+    assert "custom" in RolloutConfig.__dataclass_fields__
+
+
 def test_engine_seams():
     from verl.workers.engine.base import EngineRegistry
     from verl.workers.engine.fsdp import transformer_impl
@@ -176,7 +234,7 @@ def test_main_seams():
     assert source.index("ray.init(") < source.index("task_runner_class.remote()")
     assert "ray.get(runner.run.remote(config))" in source and "task_runner_class.options(" in source
     assert parameters(GlobalState.actor_table) == ["self", "actor_id", "job_id", "actor_state_name"]
-    assert "WORKER_DIED" in common_pb2.ActorDiedErrorContext.Reason.keys()
+    assert common_pb2.ActorDiedErrorContext.Reason.Value("WORKER_DIED") > 0
     assert callable(internal_kv._internal_kv_put) and callable(internal_kv._internal_kv_get)
 
 
