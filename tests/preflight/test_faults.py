@@ -10,6 +10,7 @@ import resource
 import socket
 import struct
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -495,17 +496,21 @@ def test_output_below_a_file(preflight, monkeypatch, tmp_path):
 
 @pytest.fixture
 def checkpoint(healthy):
-    """``checkpoint(step, world)``: an empty but complete one in the run's folder, which the tracker file names."""
+    """``checkpoint(step, world)``: a whole one without tensors in the run's folder; returns its folder."""
+    from verl_hyocr.checkpoint import publish, shard_names, work_folder
+
+    root = Path(healthy["OUTPUT_DIR"]) / "hyocr_1_5_verl/hyocr_1_5_grpo/ckpt"
 
     def make(step: int, world: int = 1) -> Path:
-        root = Path(healthy["OUTPUT_DIR"]) / "hyocr_1_5_verl/hyocr_1_5_grpo/ckpt"
-        actor = root / f"global_step_{step}" / "actor"
-        actor.mkdir(parents=True)
-        for kind in ("model", "optim", "extra_state"):
-            for rank in range(world):
-                (actor / f"{kind}_world_size_{world}_rank_{rank}.pt").touch()
-        (root / "latest_checkpointed_iteration.txt").write_text(str(step))
-        return actor
+        folder = work_folder(root) / f"global_step_{step}"
+        (folder / "actor/huggingface").mkdir(parents=True)
+        (folder / "actor/huggingface/config.json").write_text("{}")
+        (folder / "actor/fsdp_config.json").write_text(json.dumps({"world_size": world}))
+        for name in ("data.pt", *(f"actor/{shard}" for shard in shard_names(world))):
+            with zipfile.ZipFile(folder / name, "w") as file:
+                file.writestr("data", "")
+        publish(root, step)
+        return root / f"global_step_{step}"
 
     return make
 
@@ -518,21 +523,17 @@ def test_resume_from_a_whole_checkpoint(preflight, checkpoint):
 
 def test_resume_with_another_number_of_workers(preflight, checkpoint):
     checkpoint(2, world=8)
-    only_failure(
-        preflight(), "resume.checkpoint", "saved by 8 worker(s), this run has 1", "set NNODES x NGPUS_PER_NODE to 8"
-    )
+    only_failure(preflight(), "resume.checkpoint", "8 ranks wrote it", "Use 8 GPUs")
 
 
-def test_resume_from_a_half_checkpoint(preflight, checkpoint):
-    (checkpoint(2) / "optim_world_size_1_rank_0.pt").unlink()
-    only_failure(preflight(), "resume.checkpoint", "lacks optim_world_size_1_rank_0.pt", "RESUME_MODE=")
-
-
-def test_resume_from_a_checkpoint_that_is_gone(preflight, checkpoint):
-    (checkpoint(2).parent).rename(checkpoint(3).parents[2] / "elsewhere")
-    actor = Path(os.environ["OUTPUT_DIR"]) / "hyocr_1_5_verl/hyocr_1_5_grpo/ckpt"
-    (actor / "latest_checkpointed_iteration.txt").write_text("2")
-    only_failure(preflight(), "resume.checkpoint", "names step 2", "restore the folder")
+def test_resume_from_a_half_checkpoint(preflight, checkpoint, monkeypatch):
+    (checkpoint(2) / "actor/optim_world_size_1_rank_0.pt").unlink()
+    only_failure(preflight(), "resume.checkpoint", "holds no whole checkpoint", "EXPERIMENT_NAME")
+    whole = checkpoint(3)
+    report = preflight()
+    assert report.bad() == {"resume.checkpoint": "WARN"} and "after step 3" in report.row("resume.checkpoint")["found"]
+    monkeypatch.setenv("RESUME_MODE", str(whole.with_name("global_step_2")))
+    only_failure(preflight(), "resume.checkpoint", "optim_world_size_1_rank_0.pt is missing", "choose another")
 
 
 def test_resume_that_would_train_nothing(preflight, checkpoint):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from utils.preflight.context import Context, readable
 from utils.preflight.results import Result, failed, gib, passed, warned
+from utils.preflight.resume import start_step
 
 SHARD_BYTES = 12
 """fp32 weight and two Adam moments of one parameter."""
@@ -25,7 +26,7 @@ def check_checkpoints(context: Context) -> list[Result]:
     size = readable(lambda: context.model.parameters) * SHARD_BYTES
     if settings.save_hf_model:
         size += context.model.weight_bytes
-    done = latest_step(settings.checkpoints) if settings.resume_mode == "auto" else 0
+    done = start_step(context)
     count = saves(context.total_steps, settings.save_freq) - saves(done, settings.save_freq)
     if settings.save_freq <= 0:
         remedy = "set SAVE_FREQ=25"
@@ -45,14 +46,6 @@ def check_checkpoints(context: Context) -> list[Result]:
         full = f": full at step {min(context.total_steps, done + (fit + 1) * settings.save_freq)}"
         return [warned(check, found + full, f"set MAX_CKPT_TO_KEEP={fit - 1}, or OUTPUT_DIR to a larger disk")]
     return [failed(check, found, f"free {gib(min(2, at_once) * size)}, or set OUTPUT_DIR to a larger disk")]
-
-
-def latest_step(checkpoints: Path) -> int:
-    """Step of the newest complete checkpoint as verl's tracker file names it; 0 for none."""
-    try:
-        return int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
-    except (OSError, ValueError):
-        return 0
 
 
 def existing(path: Path) -> Path:
