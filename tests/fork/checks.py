@@ -476,7 +476,7 @@ class SeedRecorder:
         self.seen.append((dict(sampling_params), kwargs))
 
 
-@check("E3")
+@check("E4")
 def requests_are_seeded_by_step_and_sample(model_dir: Path) -> None:
     """Every request has a seed of its own, the same in every run, and nothing else changes; without the variable none."""
     import asyncio

@@ -201,7 +201,7 @@ def test_trainer_seams():
 
 
 def test_checkpoint_seams():
-    """What safe_trainer redirects and relies on (E2, E3)."""
+    """What safe_trainer redirects and relies on (E2, E4)."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
     from verl.trainer.ppo.v1 import trainer_base
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer

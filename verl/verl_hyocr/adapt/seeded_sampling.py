@@ -1,4 +1,4 @@
-"""E3: a resumed run samples the answers that the uninterrupted one would have sampled.
+"""E4: a resumed run samples the answers that the uninterrupted one would have sampled.
 
 Symptom without it: vLLM draws from one random stream that starts anew with the engine, so the first step after a resume gets
 other answers. Upstream's own switch (``rollout.full_determinism``) gives every request the same seed, and all answers of a
@@ -40,7 +40,7 @@ def _apply(module) -> None:
             sampling_params = {**sampling_params, "seed": derive(seed, *request)}
         return await original(self, sampling_params, trajectory, **kwargs)
 
-    module.AgentLoopWorker._run_agent_loop = mark(_run_agent_loop, "E3")
+    module.AgentLoopWorker._run_agent_loop = mark(_run_agent_loop, "E4")
 
 
-STEPS = [Step("E3", MODULE, _apply, ((MODULE, SYMBOL),), "seeded sampling")]
+STEPS = [Step("E4", MODULE, _apply, ((MODULE, SYMBOL),), "seeded sampling")]
