@@ -21,7 +21,8 @@ BOS, EOS, PAD, USER, ASSISTANT = "<|begin|>", "<|end|>", "<|pad|>", "<|user|>", 
 SPECIALS = (BOS, EOS, PAD, USER, ASSISTANT)
 ALPHABET = "0123456789"
 VOCAB_SIZE = 512
-"""256 bytes, the specials, and rows that no text uses; a power of two divides by any tensor-parallel size."""
+"""256 bytes, the specials, and filler tokens: verl bars the rollout from ids that the tokenizer does not have, so that ids
+without a token would weigh in the actor's probabilities only. A power of two divides by any tensor-parallel size."""
 
 CHAT_TEMPLATE = (
     "{{ '" + BOS + "' }}{% for m in messages %}"
@@ -32,12 +33,13 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer():
-    """Byte-level tokenizer: id = byte for ids below 256, then the specials."""
+    """Byte-level tokenizer of VOCAB_SIZE entries: bytes, the specials, fillers that no text contains."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     vocab = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     vocab |= {token: len(vocab) + index for index, token in enumerate(SPECIALS)}
+    vocab |= {f"<f{index}>": index for index in range(len(vocab), VOCAB_SIZE)}
     core = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=False))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -109,6 +111,7 @@ def _tilt_to_digits(model, tokenizer) -> None:
     table += 2.0 * direction
     wanted = [*tokenizer(ALPHABET, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     head[wanted] += 1.5 * direction
+    head[tokenizer.eos_token_id] -= 0.2 * direction
 
 
 def build(out: str | os.PathLike, *, layers: int = 4, experts: int = 8, dtype: str = "float32", seed: int = 0) -> Path:
@@ -122,7 +125,7 @@ def build(out: str | os.PathLike, *, layers: int = 4, experts: int = 8, dtype: s
         raise ValueError(f"Hy3 needs at least 2 layers and 2 experts, got {layers} and {experts}")
     out = Path(out)
     stamp = json.dumps(
-        {"layers": layers, "experts": experts, "dtype": dtype, "seed": seed, "format": 1}, sort_keys=True
+        {"layers": layers, "experts": experts, "dtype": dtype, "seed": seed, "format": 2}, sort_keys=True
     )
     stamp_file = out / "tiny_hy3.json"
     if stamp_file.exists() and stamp_file.read_text() == stamp:
@@ -143,6 +146,10 @@ def build(out: str | os.PathLike, *, layers: int = 4, experts: int = 8, dtype: s
     model = HYV3ForCausalLM(HYV3Config.from_pretrained(temporary)).float()
     for layer in model.model.layers[1:]:
         layer.mlp.e_score_correction_bias.normal_(std=0.2)
+    # Norms of 1 would hide a library that does not load them.
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.1)
     _tilt_to_digits(model, tokenizer)
     bias = {name: buffer.clone() for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
     model.to(getattr(torch, dtype))
