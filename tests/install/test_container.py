@@ -122,13 +122,18 @@ def slurm(tmp_path):
         f"open({str(log)!r}, 'a').write('check ' + ' '.join(sys.argv[1:]) + ' ' + os.environ['RAY_ADDRESS'] + '\\n')\n"
         f"print('no cluster yet') or sys.exit(not os.path.exists({str(tmp_path / 'ray_is_up')!r}))\n",
         kit / "utils/ray/start_ray.sh": f'echo "ray $* head=$HEAD_IP wait=$RAY_WAIT_SECONDS" >>{log}\n'
+        f'[ -z "${{ROCR_VISIBLE_DEVICES+x}}" ] || echo rocr-is-set >>{log}\n'
         f"trap 'echo ray-stopped >>{log}; exit 0' TERM\n"
         f'[ -z "${{RAY_FAILS:-}}" ] || exit 1\ntouch {tmp_path}/ray_is_up\nwhile :; do sleep 0.1; done\n',
-        kit / "train_grpo.sh": f'echo "train $* nodes=$NNODES gpus=$NGPUS_PER_NODE address=$RAY_ADDRESS" >>{log}\n'
+        kit / "train_grpo.sh": f'[ -z "${{ROCR_VISIBLE_DEVICES+x}}" ] || echo rocr-is-set >>{log}\n'
+        f'echo "train $* nodes=$NNODES gpus=$NGPUS_PER_NODE address=$RAY_ADDRESS" >>{log}\n'
         f"trap 'echo train-asked-to-stop >>{log}; exit 75' TERM\n"
         f'touch {tmp_path}/training\n[ -z "${{TRAIN_WAITS:-}}" ] || while :; do sleep 0.1; done\nexit "${{TRAIN_CODE:-0}}"\n',
         bin_dir / "srun": "#!/bin/bash\n"
-        f'echo "srun $*" >>{log}\nwhile [[ $1 == --* ]]; do shift; done\nSLURM_NODEID=0 exec "$@"\n',
+        f'echo "srun $*" >>{log}\nwhile [[ $1 == --* ]]; do shift; done\nexport SLURM_NODEID=0 ROCR_VISIBLE_DEVICES=0\n'
+        # As Slurm's own: SIGTERM ends the tasks the hard way.
+        f'"$@" & echo $! >{tmp_path}/task\ntrap "kill -KILL $!; echo srun-killed-ray >>{log}; exit 143" TERM\nwait $!\n',
+        bin_dir / "scancel": f'#!/bin/bash\necho "scancel $*" >>{log}\nkill -TERM "$(<{tmp_path}/task)"\n',
         bin_dir / "scontrol": f'#!/bin/bash\necho "scontrol $*" >>{log}\n',
         bin_dir / "sleep": '#!/bin/bash\nexec /bin/sleep "$([ "$1" = 5 ] && echo 0.2 || echo "$1")"\n',
     }
@@ -143,6 +148,7 @@ def slurm(tmp_path):
         "SLURM_GPUS_ON_NODE": "8",
         "SLURM_CPUS_ON_NODE": "96",
         "SLURM_JOB_ID": "17",
+        "ROCR_VISIBLE_DEVICES": "0,1",
         "HEAD_IP": "10.1.2.3",
     }
 
@@ -179,6 +185,8 @@ def test_slurm_starts_ray_on_all_nodes_and_trains_on_the_first(slurm):
     assert "check --nodes 4 --gpus-per-node 8 10.1.2.3:6379" in calls
     assert "train -- trainer.save_freq=5 nodes=4 gpus=8 address=10.1.2.3:6379" in calls
     assert calls.index("ray-stopped") > calls.index("train -- trainer.save_freq=5 nodes=4 gpus=8 address=10.1.2.3:6379")
+    assert "scancel --signal=TERM 17.0" in calls and "srun-killed-ray" not in calls
+    assert "rocr-is-set" not in calls, "verl refuses it beside CUDA_VISIBLE_DEVICES"
 
 
 def test_slurm_returns_the_trainers_exit_code(slurm):
