@@ -55,7 +55,7 @@ def _set(config: DictConfig, key: str, value: Any) -> None:
         OmegaConf.update(config, key, value, force_add=True)
 
 
-def _is_our_extension(name: str) -> bool:
+def is_our_extension(name: str) -> bool:
     """Whether a dotted class name is (a subclass of) the fork's worker extension; our own is not imported for that."""
     if name == WORKER_EXTENSION:
         return True
@@ -123,7 +123,7 @@ def refusals(config: DictConfig) -> list[str]:
     )
     extension = _get(config, "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls")
     refuse(
-        extension is not None and not _is_our_extension(extension),
+        extension is not None and not is_our_extension(extension),
         f"engine_kwargs.vllm.worker_extension_cls={extension} does not derive from {WORKER_EXTENSION}: the rollout would keep "
         "old position tables after a weight sync (A6). Derive your class from it.",
     )

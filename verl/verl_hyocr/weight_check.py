@@ -233,6 +233,8 @@ def conclude(reports: list[dict[str, Any]], strict: bool, speak: bool) -> None:
         for line in problems(report):
             lines.setdefault(line, []).append(report["where"])
     texts = [f"{line} [{', '.join(where)}]" for line, where in lines.items()]
+    if not reports:
+        texts.append("no engine worker reported on it")
     if speak and not texts:
         tensors, sampled = (max((report[key] for report in reports), default=0) for key in ("tensors", "sampled"))
         print(

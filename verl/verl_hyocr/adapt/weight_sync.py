@@ -33,8 +33,10 @@ def _gather(reports: list[dict] | None) -> tuple[list[dict], bool]:
 
 def has_extension(rollout_config) -> bool:
     """Whether the rollout's vLLM workers have an extension of the fork's: other models keep verl's, which cannot inspect."""
-    engine = (rollout_config.engine_kwargs or {}).get("vllm") or {}
-    return bool(engine.get("worker_extension_cls"))
+    from verl_hyocr.launch_config import is_our_extension
+
+    name = ((rollout_config.engine_kwargs or {}).get("vllm") or {}).get("worker_extension_cls")
+    return bool(name) and is_our_extension(name)
 
 
 def _apply(module: ModuleType) -> None:
