@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,16 +35,6 @@ SETTINGS = {
     # As a user may have it in the shell of the driver: right there, and unknown on the other node.
     "VLLM_HOST_IP": "10.231.78.1",
 }
-# Arguments: kit folder, environment, command. An environment inside the kit's folder stays visible.
-HIDE = """set -e
-kit=$1 venv=$2; shift 2
-keep=$(mktemp -d)
-mount --bind "$venv" "$keep"
-mount -t tmpfs none "$kit"
-case $venv/ in "$kit"/*) mkdir -p "$venv"; mount --move "$keep" "$venv" ;; *) umount "$keep" ;; esac
-rmdir "$keep"
-exec "$@"
-"""
 
 
 @dataclass
@@ -75,7 +63,7 @@ def launcher(host: Host, kit: Path, log: Path, address: str, **settings: str) ->
     wanted = {"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1", "RAY_ADDRESS": address, **SETTINGS, **settings}
     with open(log, "w") as output:
         return subprocess.Popen(
-            [*host.prefix, "bash", str(kit / "train_grpo.sh")],
+            [*host.prefix, "bash", str(kit / "train_grpo.sh"), "--skip-preflight"],
             env={**host.environment(), **wanted}, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
@@ -93,13 +81,9 @@ def story(kit_root, tmp_path_factory):
     work = tmp_path_factory.mktemp("two_nodes")
     demo, first_log, second_log = work / "demo", work / "first.log", work / "second.log"
     run_dir = demo / "runs/demo/two_nodes"
-    bare = work / "bare"
-    for name in ("utils/ray", "utils/install"):
-        shutil.copytree(kit_root / name, bare / name)
     with two_sites("10.231.78") as sites:
         head, worker = (Host(site.namespace) for site in sites)
-        worker.prefix += ["bash", "-c", HIDE, "hide", str(kit_root), sys.prefix]
-        worker.folder = bare
+        worker.hide_kit(work / "bare")
         for host in (head, worker):
             host.defaults.update(RAY_NUM_CPUS="10", RAY_OBJECT_STORE_GB="0.3", HEAD_IP=sites[0].address)
         address = f"{sites[0].address}:6379"

@@ -26,6 +26,18 @@ CLEARED = (
 )  # fmt: skip
 
 
+# Arguments: kit folder, environment, command. An environment inside the kit's folder stays visible.
+HIDE = """set -e
+kit=$1 venv=$2; shift 2
+keep=$(mktemp -d)
+mount --bind "$venv" "$keep"
+mount -t tmpfs none "$kit"
+case $venv/ in "$kit"/*) mkdir -p "$venv"; mount --move "$keep" "$venv" ;; *) umount "$keep" ;; esac
+rmdir "$keep"
+exec "$@"
+"""
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -46,6 +58,13 @@ class Host:
         self.prefix = ["ip", "netns", "exec", namespace] if namespace else []
         self.folder = REPO
         self.defaults = {"RAY_RUN_DIR": str(self.run_dir), "RAY_OBJECT_STORE_GB": "0.1", "RAY_LOGICAL_GPUS": "1"}
+
+    def hide_kit(self, folder: Path) -> None:
+        """From now on the kit's folder is empty for what starts here (it needs a namespace); ``folder`` gets the scripts."""
+        for name in ("utils/ray", "utils/install"):
+            shutil.copytree(REPO / name, folder / name)
+        self.prefix += ["bash", "-c", HIDE, "hide", str(REPO), sys.prefix]
+        self.folder = folder
 
     def environment(self, **changes: str) -> dict[str, str]:
         return clean_environment(**{**self.defaults, **changes})
