@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -65,20 +66,23 @@ class StepWriter:
     def close(self, timeout: float = 120.0) -> None:
         """Write what waits, for at most ``timeout`` seconds, and say how many steps were lost."""
         if self._thread is not None:
-            try:
+            with contextlib.suppress(queue.Full):
                 self._jobs.put(None, timeout=timeout)
                 self._thread.join(timeout)
-            except queue.Full:
-                pass
             if self._thread.is_alive():
-                self.failed(0, f"the disk did not answer for {timeout:g} s at the end of the run")
+                logger.error(
+                    "RLLoggingBoard: %s did not answer for %g s at the end of the run; the last steps are missing",
+                    self.folder,
+                    timeout,
+                )
             self._thread = None
         if self.lost:
             logger.error("RLLoggingBoard: %d step(s) of this run are not in %s", self.lost, self.folder)
 
     def _run(self) -> None:
-        for left_by_a_killed_run in self.folder.glob(".step_*.tmp"):
-            left_by_a_killed_run.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            for left_by_a_killed_run in self.folder.glob(".step_*.tmp"):
+                left_by_a_killed_run.unlink()
         while (job := self._jobs.get()) is not None:
             step, name, content = job
             try:
