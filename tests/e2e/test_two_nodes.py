@@ -32,6 +32,7 @@ SETTINGS = {
     "SAVE_HF_MODEL": "0",
     "REWARD_WORKERS": "2",
     "EXPERIMENT_NAME": "two_nodes",
+    "RAY_DEDUP_LOGS": "0",
     # As a user may have it in the shell of the driver: right there, and unknown on the other node.
     "VLLM_HOST_IP": "10.231.78.1",
 }
@@ -68,9 +69,11 @@ def launcher(host: Host, kit: Path, log: Path, address: str, **settings: str) ->
         )  # fmt: skip
 
 
-def wait_for_checkpoint(process: subprocess.Popen, run_dir: Path, step: int, log: Path, limit_s: float) -> None:
+def wait_for_step(process: subprocess.Popen, run_dir: Path, step: int, log: Path, limit_s: float) -> None:
+    """Returns when the step is saved and its metrics, which come last, are logged."""
     deadline = time.monotonic() + limit_s
-    while newest(run_dir) < step:
+    metrics = run_dir / "metrics.jsonl"
+    while newest(run_dir) < step or metrics.read_text().count("training/global_step") < step:
         assert process.poll() is None, log.read_text(errors="replace")[-6000:]
         assert time.monotonic() < deadline, log.read_text(errors="replace")[-6000:]
         time.sleep(0.5)
@@ -94,7 +97,7 @@ def story(kit_root, tmp_path_factory):
                 assert done.returncode == 0, done.stderr
             hidden = not any(Path(f"/proc/{pid}/root{kit_root}/train_grpo.sh").exists() for pid in sites[1].processes())
             first = launcher(head, kit_root, first_log, address, DEMO_DIR=str(demo), TOTAL_STEPS="50")
-            wait_for_checkpoint(first, run_dir, 2, first_log, limit_s=2400)
+            wait_for_step(first, run_dir, 2, first_log, limit_s=2400)
             sites[1].lose_power(cut_network_first=True)
             lost = time.monotonic()
             first_code = first.wait(timeout=300)
@@ -136,7 +139,7 @@ def test_ranks_and_replicas_are_on_both_nodes(story):
 def test_the_worker_ran_on_what_ray_shipped(story):
     assert story.hidden
     active = [line for line in story.first_log.splitlines() if "verl-hyocr 0.1.0 on verl" in line]
-    assert any(f"ip={story.worker.address}" in line and line.endswith("active") for line in active)
+    assert any(f"ip={story.worker.address}" in line and " active" in line for line in active)
 
 
 def test_per_node_variables_of_the_driver_stay_there(story):
@@ -148,7 +151,7 @@ def test_actor_and_rollout_agree_across_nodes(story, steps_of):
     assert list(steps) == list(range(1, story.saved + 2)), "the resumed run went on where the checkpoint was"
     for metrics in steps.values():
         assert metrics["rollout_corr/log_ppl_abs_diff"] < 1e-4
-        assert metrics["actor/grad_norm"] > 0
+        assert metrics["training/rollout_actor_probs_pearson_corr"] > 0.999
 
 
 def test_the_lost_node_is_named_within_a_minute(story):
@@ -156,8 +159,7 @@ def test_the_lost_node_is_named_within_a_minute(story):
     lines = [line for line in story.first_log.splitlines() if line.startswith("verl-hyocr: node")]
     assert f"node hyocr-1 ({story.worker.address}) is dead" in lines[-1] and "WorkerDict" in lines[-1]
     assert "start_ray.sh" in lines[-1]
-    tail = story.first_log.splitlines()[-3:]
-    assert lines[-1] in tail, "the reason is at the end of the log"
+    assert lines[-1] in story.first_log.splitlines()[-10:], "the reason is at the end of the log"
 
 
 def test_the_last_checkpoint_is_whole(story):
