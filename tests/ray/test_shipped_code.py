@@ -93,3 +93,16 @@ def test_another_copy_of_the_fork_on_the_worker_is_refused(cluster, tmp_path):
     found = ask(cluster, PYTHONPATH=f"{REPO}/verl:{REPO}:{tmp_path}")
     assert "verl-hyocr is not active" in found["error"] and "the driver has 0.1.0+" in found["error"]
     assert "SHIP_CODE=1" in found["error"]
+
+
+def test_the_preflight_can_ask_a_node_without_the_kit(cluster):
+    head, _, sites = cluster
+    request = json.dumps({"paths": [f"{REPO}/train_grpo.sh"], "variables": ["GLOO_SOCKET_IFNAME"]})
+    probe = f"echo '{request}' | {sys.executable} -m utils.preflight.ray_probe {sites[0].address}:6379 120"
+    done = head.run("bash", "-c", probe)
+    assert done.returncode == 0, done.stderr
+    found = {node["ip"]: node for node in json.loads(done.stdout.splitlines()[-1])}
+    assert not any("error" in node for node in found.values()), found
+    assert [len(found[site.address]["missing_paths"]) for site in sites] == [0, 1]
+    assert [found[site.address]["environment"]["GLOO_SOCKET_IFNAME"] for site in sites] == [s.device for s in sites]
+    assert all(node["clock_s"] < 1 for node in found.values())
