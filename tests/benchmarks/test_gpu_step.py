@@ -1,7 +1,6 @@
 """benchmarks/gpu_step.py: its figures from recorded runs, its options, and what it relies on in verl and TransferQueue.
 
-Assets: metrics of the two runs of docs/performance.md on one H200 (h200_*), and a whole recording of a tiny run on a CPU
-(cpu_tiny.*), cut down to the keys and lines that are read.
+Assets: metrics of the two runs of docs/performance.md on one H200, cut down to the keys that are read.
 """
 
 from __future__ import annotations
@@ -65,37 +64,54 @@ def packed():
     return h200("packed")
 
 
-@pytest.fixture(scope="module")
-def cpu_lines():
-    return parse.log_lines((ASSETS / "cpu_tiny.log").read_text())
+LOG = """\
+100.0\t[train_grpo] checking
+128.3\tpreflight: 34 PASS, 1 WARN, 0 FAIL, 7 not applicable in 28.3 s: ready
+140.0\t[ray] head is up: 1 of 1 node(s) in the cluster 192.0.2.2:42065
+140.1\t[ray] RAY_ADDRESS=192.0.2.2:42065  (logs: /tmp/rr/42065/session_latest/logs)
+146.0\tpreflight: 5 PASS, 0 WARN, 0 FAIL, 11 not applicable in 6.2 s: ready
+147.0\t[train_grpo] run folder: /tmp/o/gpu_step/run
+170.0\t\x1b[36m(TaskRunnerV1 pid=2257)\x1b[0m INFO:2026-11-30 16:25:32,972:train and validate dataloader initialized, train dataset size: 91
+170.9\t\x1b[36m(TaskRunnerV1 pid=2257)\x1b[0m INFO:2026-11-30 16:25:33,868:create worker group dict_keys(['actor_rollout_ref'])
+201.0\t\x1b[36m(TaskRunnerV1 pid=2257)\x1b[0m INFO:2026-11-30 16:26:04,004:actor and ref model engine initialized
+201.1\t\x1b[36m(TaskRunnerV1 pid=2257)\x1b[0m INFO:2026-11-30 16:26:04,043:reward loop manager initialized
+296.5\t\x1b[36m(TaskRunnerV1 pid=2257)\x1b[0m INFO:2026-11-30 16:27:39,473:checkpoint engine manager initialized
+300.0\tTraining Progress:   0%|          | 0/3 [00:00<?, ?it/s]
+365.5\t\x1b[36m(TaskRunnerV1 pid=2257)\x1b[0m step:1 - global_seqlen/min:85840.0 - timing_s/step:65.05436463499996
+365.6\t\x1b[36m(TaskRunnerV1 pid=2257)\x1b[0m Training Progress:  33%|###       | 1/3 [01:05<02:10, 65.10s/it]
+402.1\t\x1b[36m(TaskRunnerV1 pid=2257)\x1b[0m step:2 - global_seqlen/min:85856.0 - timing_s/step:36.396958874000006
+a line without an arrival time
+441.7\t\x1b[36m(TaskRunnerV1 pid=2257)\x1b[0m step:3 - global_seqlen/min:85928.0 - timing_s/step:39.45283626500003
+"""
+"""The lines that matter, as a run prints them."""
+STARTED = 99.0
 
 
-@pytest.fixture(scope="module")
-def cpu_parts():
-    return {
-        name: parse.read_jsonl((ASSETS / f"cpu_tiny.{name}.jsonl").read_text())
-        for name in ("metrics", "samples", "transfers")
-    }
+def transfer(when: float, op: str, size: int, role: str = "WorkerDict") -> dict:
+    return {"t": when, "op": op, "bytes": size, "role": role}
 
 
-@pytest.fixture(scope="module")
-def cpu_started():
-    return float((ASSETS / "cpu_tiny.started").read_text())
-
-
-@pytest.fixture(scope="module")
-def cpu_result(cpu_lines, cpu_parts, cpu_started):
-    return result.build(
-        planned("--size", "tiny", gpus=0),
-        {**MACHINE, "device": "CPU"},
-        {"tflops": None, "terabytes": None, "source": None},
-        cpu_lines,
-        cpu_parts["metrics"],
-        cpu_parts["samples"],
-        cpu_parts["transfers"],
-        cpu_started,
-        seconds=cpu_lines[-1][0] - cpu_started,
-    )
+@pytest.fixture
+def recorded():
+    """The packed run with a log, memory samples once a second and transfers, all of which the asset lacks."""
+    samples = [
+        {"t": t, "host_gb": 30 + t / 100, "gpu_gb": [20.0 + t % 7], "object_store_bytes": 1000 * t}
+        for t in range(100, 445)
+    ]
+    samples[5]["run_gb"], samples[300]["run_gb"] = 5.0, 25.0
+    transfers = [
+        transfer(310, "put", 100, "AgentLoopWorkerTQ"),
+        transfer(330, "get", 300),
+        transfer(370, "put", 110, "AgentLoopWorkerTQ"),
+        transfer(380, "get", 200),
+        transfer(381, "get", 130),
+        transfer(390, "get", 50, "TaskRunnerV1"),
+        transfer(50, "get", 7),
+    ]
+    records = parse.read_jsonl((ASSETS / "h200_packed.metrics.jsonl").read_text())
+    lines = parse.log_lines(LOG)
+    chosen = planned("--prompts", "8")
+    return result.build(chosen, MACHINE, H200, lines, records, samples, transfers, STARTED, seconds=350.0)
 
 
 # ------------------------------------------------------------------------------------------------ seconds and rates
@@ -187,46 +203,48 @@ def test_patches_and_prompt_room_of_a_page():
 # ------------------------------------------------------------------------------------------------ log and samples
 
 
-def test_startup_is_split_at_the_launchers_and_verls_lines(cpu_lines, cpu_started, cpu_result):
-    found = cpu_result["startup"]
+def test_startup_is_split_at_the_launchers_and_verls_lines(recorded):
+    found = recorded["startup"]
     assert list(found) == [*(name for name, _ in parse.MILESTONES), parse.BEFORE_FIRST_STEP, "total"]
-    assert all(value >= 0 for value in found.values())
-    first_end = parse.step_ends(cpu_lines)[1]
-    assert found["total"] == pytest.approx(first_end - cpu_started - cpu_result["summary"]["first"]["step"], abs=1.0)
+    assert found["preflight"] == pytest.approx(29.3) and found["Ray"] == pytest.approx(11.7)
+    assert found["rollout engines"] == pytest.approx(95.4)
+    # Step 1 took 65.05 s and ended at 365.5.
+    assert found["total"] == pytest.approx(365.5 - 65.054 - STARTED, abs=0.01)
 
 
-def test_a_missing_line_adds_its_stretch_to_the_next(cpu_lines, cpu_started, cpu_result):
-    lines = [(when, line) for when, line in cpu_lines if "create worker group" not in line]
-    found = parse.startup(lines, cpu_started, cpu_result["summary"]["first"]["step"])
-    whole = cpu_result["startup"]
+def test_a_missing_line_adds_its_stretch_to_the_next(recorded):
+    lines = [(when, line) for when, line in parse.log_lines(LOG) if "create worker group" not in line]
+    found = parse.startup(lines, STARTED, recorded["summary"]["first"]["step"])
+    whole = recorded["startup"]
     assert "worker group" not in found
     joined = whole["worker group"] + whole["workers, actor, reference"]
     assert found["workers, actor, reference"] == pytest.approx(joined)
     assert found["total"] == pytest.approx(whole["total"])
 
 
-def test_startup_of_a_run_that_died(cpu_lines, cpu_started):
-    found = parse.startup(cpu_lines[:3], cpu_started, None)
-    assert parse.BEFORE_FIRST_STEP not in found
+def test_startup_of_a_run_that_died():
+    found = parse.startup(parse.log_lines(LOG)[:4], STARTED, None)
+    assert list(found) == ["preflight", "Ray", "total"]
 
 
-def test_transfers_of_a_real_run_belong_to_its_steps(cpu_result, cpu_parts):
-    rows = [row["transfer_queue_bytes"] for row in cpu_result["steps"]]
-    assert len(rows) == 2
-    for row in rows:
-        # Written once by the agent loops, read by every pass.
-        assert 0 < row["put"] < row["get"]
-        for op in ("put", "get"):
-            assert row[op] == sum(value for name, value in row.items() if name.startswith(op + " "))
-        assert "get WorkerDict" in row
-    counted = sum(row["put"] + row["get"] for row in rows)
-    assert counted <= sum(record["bytes"] for record in cpu_parts["transfers"])
+def test_steps_end_at_their_line():
+    assert parse.step_ends(parse.log_lines(LOG)) == {1: 365.5, 2: 402.1, 3: 441.7}
 
 
-def test_memory_of_a_real_run(cpu_result):
-    peaks = cpu_result["peaks"]
-    assert peaks["gpu_gb"] == [] and 0 < peaks["run_gb"] <= peaks["host_gb"]
-    assert cpu_result["summary"]["object_store_bytes"] >= 0
+def test_transfers_belong_to_the_step_they_fall_into(recorded):
+    rows = [row["transfer_queue_bytes"] for row in recorded["steps"]]
+    assert rows[0] == {"put": 100, "get": 300, "put AgentLoopWorkerTQ": 100, "get WorkerDict": 300}
+    assert rows[1]["get"] == 380 and rows[1]["get TaskRunnerV1"] == 50
+    assert rows[2] == {"put": 0, "get": 0}
+    assert recorded["summary"]["transfer_queue_bytes"]["get"] == 190
+
+
+def test_memory_and_object_store_of_a_run(recorded):
+    assert recorded["peaks"]["gpu_gb"] == [26.0] and recorded["peaks"]["run_gb"] == 25.0
+    assert recorded["peaks"]["host_before_gb"] == pytest.approx(31.0)
+    # 1,000 bytes a second: 36.4 s and 39.45 s.
+    assert recorded["summary"]["object_store_bytes"] == pytest.approx(38_000, abs=1500)
+    assert recorded["steps"][2]["memory"]["gpu_gb"] == 26.0
 
 
 def test_object_store_bytes_are_differences_of_the_running_total():
@@ -279,9 +297,17 @@ def test_table_has_a_row_for_every_phase(packed):
     assert "memory, GB" not in text
 
 
-def test_table_of_a_cpu_run_says_why_it_has_no_floors(cpu_result):
-    text = table.render(cpu_result)
-    assert "--peak-tflops" in text and "start-up" in text and "TransferQueue, put a step" in text
+def test_table_says_why_it_has_no_floors(packed):
+    chosen = planned("--size", "tiny", "--prompts", "8", "--group-size", "8", gpus=0)
+    unknown = {"tflops": None, "terabytes": None, "source": None}
+    records = parse.read_jsonl((ASSETS / "h200_packed.metrics.jsonl").read_text())
+    found = result.build(chosen, {**MACHINE, "device": "CPU"}, unknown, [], records, [], [], 0.0, 1.0)
+    assert "--peak-tflops" in table.render(found) and "--peak-tflops" not in table.render(packed)
+
+
+def test_table_of_a_recorded_run(recorded):
+    text = table.render(recorded)
+    assert "rollout engines" in text and "TransferQueue, put a step" in text and "AgentLoopWorkerTQ" in text
 
 
 def test_long_run_prints_growth():
@@ -291,8 +317,8 @@ def test_long_run_prints_growth():
     assert "+0.2500" in table.render(found)
 
 
-def test_result_survives_json(cpu_result):
-    assert table.render(json.loads(json.dumps(cpu_result))) == table.render(cpu_result)
+def test_result_survives_json(recorded):
+    assert table.render(json.loads(json.dumps(recorded))) == table.render(recorded)
 
 
 def test_compare_gives_ratios_and_changed_settings(packed):
