@@ -108,7 +108,7 @@ def rates(result: Mapping[str, Any]) -> str:
         rows.append([words, size(moved.get(name))])
         roles = sorted((key for key in moved if key.startswith(name + " ")), key=lambda key: -moved[key])
         rows += [[f"  {key.removeprefix(name + ' ')}", size(moved[key])] for key in roles]
-    rows += [[name, f"{value:.3g}"] for name, value in summary["agreement"].items() if value is not None]
+    rows += [[name, f"{value:.6g}"] for name, value in summary["agreement"].items() if value is not None]
     return layout(["", "value"], rows)
 
 

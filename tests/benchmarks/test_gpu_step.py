@@ -71,7 +71,7 @@ LOG = """\
 140.1\t[ray] RAY_ADDRESS=192.0.2.2:42065  (logs: /tmp/rr/42065/session_latest/logs)
 146.0\tpreflight: 5 PASS, 0 WARN, 0 FAIL, 11 not applicable in 6.2 s: ready
 147.0\t[train_grpo] run folder: /tmp/o/gpu_step/run
-170.0\t\x1b[36m(TaskRunnerV1 pid=2257)\x1b[0m INFO:2026-11-30 16:25:32,972:train and validate dataloader initialized, train dataset size: 91
+170.0\t\x1b[36m(TaskRunnerV1 pid=2257)\x1b[0m INFO:2026-11-30 16:25:32,972:train and validate dataloader initialized, train
 170.9\t\x1b[36m(TaskRunnerV1 pid=2257)\x1b[0m INFO:2026-11-30 16:25:33,868:create worker group dict_keys(['actor_rollout_ref'])
 201.0\t\x1b[36m(TaskRunnerV1 pid=2257)\x1b[0m INFO:2026-11-30 16:26:04,004:actor and ref model engine initialized
 201.1\t\x1b[36m(TaskRunnerV1 pid=2257)\x1b[0m INFO:2026-11-30 16:26:04,043:reward loop manager initialized
