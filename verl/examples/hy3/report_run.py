@@ -71,6 +71,13 @@ def reload_export(export: Path) -> dict:
     Returns:
         ``{"loads": True}``, or the error's text under ``"error"``.
     """
+    # A config without sizes would mean the released ones: 295B parameters.
+    try:
+        config = json.loads((export / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return {"loads": False, "error": f"config.json: {error}"}
+    if config.get("model_type") != "hy_v3" or not {"hidden_size", "num_hidden_layers", "num_experts"} <= set(config):
+        return {"loads": False, "error": "config.json is not Hy3's: model_type or sizes are missing"}
     import torch
     from transformers.models.hy_v3 import HYV3ForCausalLM
 
