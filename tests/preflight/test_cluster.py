@@ -214,3 +214,12 @@ def test_adapters_as_nccl_reads_them(text, problem):
 
 def test_no_adapter_at_all():
     assert "no InfiniBand" in adapter_problem("=mlx5_0", {})
+
+
+def test_a_silent_cluster_is_asked_once(preflight, monkeypatch):
+    from utils.preflight import ray_cluster
+
+    asked = []
+    monkeypatch.setattr(ray_cluster, "head_address", lambda environ: asked.append(1) or "127.0.0.1:1")
+    assert preflight(stage="cluster").bad() == {"ray.address": "FAIL"}
+    assert len(asked) == 1

@@ -57,6 +57,8 @@ def run_checks(context: Context, checks: Sequence[registry.Check]) -> tuple[list
         context.plugin_start  # noqa: B018
     for check in sorted(checks, key=lambda check: check.name == "versions.plugin"):
         try:
+            if check.stage == registry.NODES and not context.nodes:
+                raise NotChecked("this host was looked at before Ray was started")
             results.extend(check.run(context))
         except NotChecked as reason:
             not_checked[check.name] = str(reason)

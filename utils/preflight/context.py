@@ -13,8 +13,8 @@ from typing import Any
 from utils.preflight import node_probe
 from utils.preflight.data_files import DataFile
 from utils.preflight.model_files import ModelFolder
-from utils.preflight.results import NotChecked
-from utils.preflight.settings import REPO, Settings
+from utils.preflight.results import NotChecked, remembered
+from utils.preflight.settings import REPO, VERL_REWARD, Settings
 
 LOCAL, CLUSTER = "local", "cluster"
 STAGES = (LOCAL, CLUSTER)
@@ -73,7 +73,7 @@ class Context:
             names = [name for name in network_variables() if name not in found_here]
         return {name: self.environ[name] for name in names if name in self.environ}
 
-    @cached_property
+    @remembered
     def judge_servers(self) -> dict[str, str]:
         """Server -> why it does not answer, "" when it does. Raises NotChecked without a usable route."""
         from utils.preflight.judge import ping_servers
@@ -84,7 +84,7 @@ class Context:
     def shared_paths(self) -> list[str]:
         """Files and folders that every node must have under the same path."""
         paths = [self.settings.model_path, *self.settings.data_files]
-        if not self.settings.reward_path.startswith("pkg://"):
+        if self.settings.reward_path != VERL_REWARD and not self.settings.reward_path.startswith("pkg://"):
             paths.append(self.settings.reward_path)
         return [path for path in paths if path]
 
@@ -92,14 +92,14 @@ class Context:
     def local_node(self) -> dict[str, Any]:
         return {"ip": "this host", "name": "", **node_probe.probe(self.shared_paths, network_variables())}
 
-    @cached_property
+    @remembered
     def cluster(self) -> Any:
         """The Ray cluster: ``utils.preflight.ray_cluster.Cluster``. Raises NotChecked when it does not answer."""
         from utils.preflight.ray_cluster import find_cluster
 
         return find_cluster(self)
 
-    @cached_property
+    @remembered
     def nodes(self) -> list[dict[str, Any]]:
         """Facts of the nodes to look at: this host before Ray is up, every node of the cluster afterwards.
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from utils.cluster_check import head_address
 from utils.preflight.context import Context, network_variables
-from utils.preflight.results import NotChecked, Result, failed, passed, some
+from utils.preflight.results import NotChecked, Result, failed, passed, remembered, some
 from utils.ray import gcs, host
 
 CPUS_PER_GPU = 3
@@ -47,7 +46,7 @@ class Cluster:
         mine = host.own_addresses()
         return len(self.alive) == 1 and self.alive[0]["ip"] in mine
 
-    @cached_property
+    @remembered
     def node_facts(self) -> list[dict[str, Any]]:
         """Facts of every node, through a Ray task on each; a node that does not answer has ``error``.
 

@@ -48,8 +48,8 @@ NODES = "nodes"
 
 CHECKS: tuple[Check, ...] = (
     Check("versions.python", versions.check_python),
-    Check("versions.pins", versions.check_pins),
-    Check("versions.plugin", versions.check_plugin),
+    Check("versions.pins", versions.check_pins, paths=(FSDP,)),
+    Check("versions.plugin", versions.check_plugin, paths=(FSDP,)),
     Check("versions.switches", versions.check_switches),
     Check("model.config", model.check_config),
     Check("model.weights", model.check_weights),

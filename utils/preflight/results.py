@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 STATUSES = (PASS, WARN, FAIL)
@@ -11,6 +12,30 @@ STATUSES = (PASS, WARN, FAIL)
 
 class NotChecked(Exception):
     """A check has nothing to look at: what it needs is not there, and the check of that has said so."""
+
+
+class remembered:
+    """A property that is computed once, also when that raises NotChecked: asking a silent cluster takes its time."""
+
+    def __init__(self, read: Callable[[Any], Any]):
+        self._read = read
+        self.__doc__ = read.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._slot = f"_remembered_{name}"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        if self._slot not in instance.__dict__:
+            try:
+                instance.__dict__[self._slot] = (self._read(instance), None)
+            except NotChecked as reason:
+                instance.__dict__[self._slot] = (None, reason)
+        value, reason = instance.__dict__[self._slot]
+        if reason is not None:
+            raise reason
+        return value
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from utils.preflight import judge
 from utils.preflight.context import Context
 from utils.preflight.data import first_row_of_each_type
 from utils.preflight.results import NotChecked, Result, failed, passed, some, warned
+from utils.preflight.settings import VERL_REWARD
 
 CALL_TIMEOUT_S = 20.0
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -70,6 +71,8 @@ def signature_problem(function: Callable[..., Any]) -> str | None:
 
 def _function(context: Context) -> Callable[..., Any]:
     settings = context.settings
+    if settings.reward_path == VERL_REWARD:
+        raise NotChecked("verl scores by the row's data_source")
     try:
         return load(settings.reward_path, settings.reward_name)
     except LoadError as error:
@@ -78,6 +81,8 @@ def _function(context: Context) -> Callable[..., Any]:
 
 def check_function(context: Context) -> list[Result]:
     check, settings = "reward.function", context.settings
+    if settings.reward_path == VERL_REWARD:
+        raise NotChecked("verl scores by the row's data_source")
     try:
         function = load(settings.reward_path, settings.reward_name)
     except LoadError as error:

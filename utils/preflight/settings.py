@@ -14,6 +14,10 @@ REPO = Path(__file__).resolve().parents[2]
 A = "actor_rollout_ref"
 
 
+VERL_REWARD = "verl's own rules"
+"""``reward_path`` of a run without a custom reward function."""
+
+
 class SettingsError(ValueError):
     """A setting cannot be read; the message names it."""
 
@@ -153,6 +157,8 @@ def read_settings(environ: Mapping[str, str], overrides: Sequence[str] = (), pat
         SettingsError: naming the variable or key whose value cannot be read.
     """
     given = dict(_split(text) for text in overrides)
+    if path == "megatron":
+        environ = {**_megatron_defaults(environ), **{name: text for name, text in environ.items() if text.strip()}}
     values: dict[str, Any] = {
         "path": path,
         "on_cpu": given.get("trainer.device") == "cpu" or environ.get("VERL_PLATFORM", "").strip().lower() == "cpu",
@@ -170,6 +176,19 @@ def read_settings(environ: Mapping[str, str], overrides: Sequence[str] = (), pat
     if resume == "resume_path":
         values["resume_mode"] = values.pop("resume_path", "")
     return Settings(**values)
+
+
+def _megatron_defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables with the values that ``run_hy_v3_megatron.sh`` gives them when they are not set."""
+    from utils.preflight import megatron
+
+    try:
+        found = megatron.settings_from_environment({**environ, "MODEL_PATH": ""})
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    defaults = {name: str(getattr(found, item)) for item, name in megatron.ENVIRONMENT.items()}
+    # Without a function of the user's, verl scores by the row's data_source.
+    return {**defaults, "PROJECT_NAME": "hy3_grpo", "EXPERIMENT_NAME": "hy3_dapo_math", "REWARD_FN_PATH": VERL_REWARD}
 
 
 def _split(override: str) -> tuple[str, str]:
