@@ -11,6 +11,7 @@ and exit codes that a scheduler can act on:
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ import time
 import traceback
 from dataclasses import dataclass
 from typing import Any
+
+logger = logging.getLogger("verl_hyocr")
 
 LOOK_S = 3.0
 GRACE_S = 15.0
@@ -65,8 +68,11 @@ def wait_for(reference: Any) -> None:
             requested = True
         if now - last_look > LOOK_S:
             last_look = now
-            if lost_since is None and lost_workers():
-                lost_since = now
+            try:
+                lost_since = lost_since or (now if lost_workers() else None)
+            except Exception as error:
+                # The head is away for a moment, or for good: the node watch decides which.
+                logger.debug("no look at the actors: %r", error)
         if lost_since is not None and now - lost_since > GRACE_S:
             raise WorkerLost("the trainer is still waiting for a worker that is gone")
 
