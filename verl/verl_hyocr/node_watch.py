@@ -1,8 +1,8 @@
 """Ends a run when a node that it uses dies, and names the node.
 
 Without it the end depends on where the run happens to be: a collective or an answer that is waited for can last for ever.
-The watch is a thread of the driver (``verl.trainer.main_ppo``): it lives where the run's exit code is made, and it works
-whatever the trainer is waiting for, also when the trainer itself was on the lost node.
+The watch is a thread of the driver: it lives where the run's exit code is made, and it works whatever the trainer is waiting
+for, also when the trainer itself was on the lost node.
 
 Ray's head decides when a node is dead; ``utils/ray/start_ray.sh`` sets how long that takes.
 """
