@@ -180,6 +180,23 @@ def test_fewer_rows_than_a_batch(preflight, monkeypatch):
     only_failure(preflight(), "data.rows", "not one step", "set TRAIN_BATCH_SIZE=16")
 
 
+def test_no_rows_to_validate_on(preflight, monkeypatch, tmp_path, pages):
+    empty = tmp_path / "empty.parquet"
+    pq.write_table(pq.read_table(pages / "val.parquet").slice(0, 0), empty)
+    monkeypatch.setenv("VAL_FILES", str(empty))
+    only_failure(preflight(), "data.rows", f"no rows in VAL_FILES={empty}")
+
+
+def test_references_longer_than_answers_can_be(preflight, monkeypatch):
+    """A choice that people make, for a demo or a measurement: never a failure."""
+    monkeypatch.setenv("MAX_RESPONSE_LENGTH", "4")
+    report = preflight()
+    assert (
+        report.bad() == {"data.lengths": "WARN"}
+        and "set MAX_RESPONSE_LENGTH=32" in report.row("data.lengths")["remedy"]
+    )
+
+
 def test_unknown_task_type(preflight, edit_rows):
     edit_rows(lambda row: row["extra_info"].update(task_type="Poetry") if row["extra_info"]["index"] == 3 else None)
     report = preflight()
@@ -286,6 +303,12 @@ def test_reward_function_that_does_not_exist(preflight, monkeypatch, tmp_path):
 @pytest.mark.parametrize("form", ["", "async "])
 def test_reward_functions_that_verl_can_use(preflight, reward_file, form):
     reward_file(form + SIGNATURE + "return {'score': len(solution_str) / 100, 'length': 1.0}\n")
+    assert preflight().bad() == {}
+
+
+def test_reward_function_that_drops_a_sample(preflight, reward_file):
+    """The contract of dropped samples is another function's too; what its decisions mean is its own affair."""
+    reward_file(SIGNATURE + "return {'score': -1.0, 'valid': 0.0, 'task': 'Parsing', 'decision': 'scorer_error'}\n")
     assert preflight().bad() == {}
 
 

@@ -110,7 +110,7 @@ def check_calls(context: Context) -> list[Result]:
             left_out.append(name)
             continue
         outcome = call(function, arguments_for(row))
-        problem = outcome_problem(outcome)
+        problem = outcome_problem(outcome) or kit_problem(context, outcome)
         if problem:
             say, remedy = problem_remedy(context, outcome)
             results.append(say(check, f"{name!r}: {problem}", remedy))
@@ -171,14 +171,18 @@ def outcome_problem(outcome: Any) -> str | None:
         return f"returns {type(score).__name__} as score, not a number"
     if not math.isfinite(score):
         return f"returns the score {score}"
-    if isinstance(outcome, dict) and outcome.get("decision") in (
-        "scorer_error",
-        "timeout",
-        "judge_unavailable",
-        "judge_unparsed",
-    ):
-        return f"{outcome['decision']}: {str(outcome.get('analysis'))[:300]}"
     return None
+
+
+FAULTS = ("scorer_error", "timeout", "judge_unavailable", "judge_unparsed")
+"""Decisions of the kit's reward that are nobody's answer's fault. Another function may mean something else by them."""
+
+
+def kit_problem(context: Context, outcome: Any) -> str | None:
+    """What the kit's own function could not do, or None."""
+    if not context.settings.uses_kit_reward or not isinstance(outcome, dict) or outcome["decision"] not in FAULTS:
+        return None
+    return f"{outcome['decision']}: {outcome['analysis'][:300]}"
 
 
 def problem_remedy(context: Context, outcome: Any) -> tuple[Callable[..., Result], str]:
