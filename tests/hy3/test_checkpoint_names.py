@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -87,3 +90,31 @@ def test_the_config_has_both_libraries_keys(tiny_hy3):
     config = json.loads((tiny_hy3 / "config.json").read_text())
     assert config["expert_hidden_dim"] == config["moe_intermediate_size"]
     assert config["mlp_layer_types"].count("dense") == config["first_k_dense_replace"]
+
+
+def test_every_id_has_a_token(tiny_hy3):
+    """verl bars the rollout from ids beyond the tokenizer; any left would weigh in the actor's probabilities only."""
+    from transformers import AutoTokenizer
+
+    config = json.loads((tiny_hy3 / "config.json").read_text())
+    assert len(AutoTokenizer.from_pretrained(tiny_hy3)) == config["vocab_size"]
+
+
+def test_vllm_on_the_cpu_keeps_experts_unpacked():
+    """Upstream repacks experts, after which no weight can be synced into them (D2.engine)."""
+    code = """
+from vllm.model_executor.layers.fused_moe.cpu_fused_moe import CPUFusedMOE
+upstream = CPUFusedMOE.check_grouped_gemm
+from verl_hyocr import vllm_plugin
+vllm_plugin.register()
+assert CPUFusedMOE.check_grouped_gemm is not upstream
+print("UNPACKED", CPUFusedMOE.check_grouped_gemm(None, None))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "VERL_PLATFORM": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "UNPACKED (False, 'none')" in result.stdout, result.stderr[-2000:]
