@@ -489,6 +489,27 @@ def test_stop_before_the_first_step_saves_nothing(make_trainer, tmp_path):
     assert checkpoint.scan(tmp_path / "ckpt") == []
 
 
+def test_stop_saves_although_the_rollout_server_is_gone(make_trainer, tmp_path, monkeypatch):
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+    from verl_hyocr import stop
+
+    trainer = make_trainer()
+    train(trainer, 1)
+
+    def asked_to_stop(*args):
+        raise stop.StopRequested
+
+    def gone():
+        raise ConnectionError("no server")
+
+    monkeypatch.setattr(PPOTrainerSync, "fit", asked_to_stop)
+    monkeypatch.setattr(stop, "announce_training", lambda: None)
+    trainer.checkpoint_manager.abort_replicas = gone
+    with pytest.raises(stop.Stopped, match="step 1 is saved"):
+        trainer.fit(None)
+    assert checkpoint.find_resumable(tmp_path / "ckpt")[0].step == 1
+
+
 def test_stop_request_is_seen_at_the_next_step(make_trainer, monkeypatch):
     from verl_hyocr import stop
 

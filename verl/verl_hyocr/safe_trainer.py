@@ -149,11 +149,18 @@ class SafeTrainerSync(PPOTrainerSync):
         try:
             super().fit(agent_loop_manager)
         except StopRequested:
-            self.checkpoint_manager.abort_replicas()
-            self.checkpoint_manager.sleep_replicas()
+            self._free_rollout()
             raise self._save_and_stop() from None
         finally:
             self._close_dataloaders()
+
+    def _free_rollout(self) -> None:
+        """Give up answers in flight and the rollout's device memory, which the save may need."""
+        try:
+            self.checkpoint_manager.abort_replicas()
+            self.checkpoint_manager.sleep_replicas()
+        except Exception as error:
+            logger.warning("the rollout could not be put to sleep, saving all the same: %r", error)
 
     def on_step_begin(self):
         stop.check()
