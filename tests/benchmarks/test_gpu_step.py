@@ -506,6 +506,33 @@ def test_a_launcher_that_refuses_fails_the_benchmark(tmp_path, monkeypatch, caps
     assert parse.read_jsonl((tmp_path / "run/samples.jsonl").read_text())[0]["host_gb"] > 0
 
 
+def test_a_finished_run_leaves_its_figures_only(tmp_path, monkeypatch, capsys):
+    # The launcher's place is taken by a script with its output and its files: a real run takes minutes.
+    script = tmp_path / "launcher.sh"
+    log = "".join(line.partition("\t")[2] + "\n" for line in LOG.splitlines() if "\t" in line)
+    (tmp_path / "log.txt").write_text(log)
+    script.write_text(
+        'mkdir -p "$OUTPUT_DIR/$PROJECT_NAME/$EXPERIMENT_NAME"\n'
+        f'cp {ASSETS}/h200_packed.metrics.jsonl "$OUTPUT_DIR/$PROJECT_NAME/$EXPERIMENT_NAME/metrics.jsonl"\n'
+        f"""echo '{{"t": 1, "op": "put", "bytes": 5, "role": "x"}}' > "$GPU_STEP_TRANSFERS/1.jsonl"\n"""
+        f"cat {tmp_path}/log.txt\n"
+    )
+    monkeypatch.setattr(run, "LAUNCHER", script)
+    monkeypatch.setattr(inputs, "prepare", lambda plan, folder, dtype: folder.mkdir() or {"MODEL_PATH": str(folder)})
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    out = tmp_path / "out"
+    code = gpu_step.main(["--size", "tiny", "--out", str(out), "--peak-tflops", "1", "--repeat-first-step"])
+    assert code == 0
+    assert sorted(path.name for path in out.iterdir()) == ["cold", "result.json", "run", "table.txt"]
+    kept = ["metrics.jsonl", "run.log", "samples.jsonl", "transfers.jsonl"]
+    assert sorted(path.name for path in (out / "run").iterdir()) == kept
+    assert (out / "table.txt").read_text() in capsys.readouterr().out
+    found = compare.load(out / "result.json")
+    assert found["cold"]["first_step"] == pytest.approx(65.05, abs=0.01) and found["summary"]["ratio"]
+    assert gpu_step.main(["--compare", str(out / "result.json"), str(out / "result.json")]) == 0
+    assert "settings that differ: none" in capsys.readouterr().out
+
+
 def test_announcements():
     assert run.announcements("[ray] head is up: 1 of 1 node(s)") == ["Ray: done"]
     assert run.announcements("(TaskRunnerV1 pid=1) step:3 - a:1 - timing_s/step:12.345 - b:2") == ["step 3: 12.35 s"]
