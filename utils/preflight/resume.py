@@ -12,6 +12,8 @@ def start_step(context: Context) -> int:
     """The step after which the run resumes; 0 when it starts from the model, or cannot resume."""
     from verl_hyocr import checkpoint
 
+    if not context.settings.checkpoints.is_dir():
+        return 0
     try:
         chosen, _ = checkpoint.find_resumable(context.settings.checkpoints)
     except checkpoint.CheckpointError:
@@ -28,7 +30,9 @@ def check(context: Context) -> list[Result]:
         return [passed(name, "starts from MODEL_PATH (RESUME_MODE=disable)")]
     try:
         if settings.resume_mode == "auto":
-            chosen, remarks = checkpoint.find_resumable(settings.checkpoints)
+            chosen = None
+            if settings.checkpoints.is_dir():
+                chosen, remarks = checkpoint.find_resumable(settings.checkpoints)
             if chosen is None:
                 return [passed(name, "starts from MODEL_PATH: there is no checkpoint yet")]
             folder = chosen.path
