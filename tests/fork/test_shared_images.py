@@ -60,6 +60,15 @@ def test_values_that_would_not_survive_stay_as_they_are(values):
     assert pixels.PixelRef("1:a", None).values(values.float()).dtype == torch.float32
 
 
+def test_references_survive_the_queue_s_serialisation():
+    from transfer_queue.utils.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    for ref in (pixels.PixelRef("3:u/1", AFFINE), pixels.PixelRef("3:u/2", None)):
+        sent = {"multi_modal_inputs": [{pixels.KEY: ref.packed()}, {}]}
+        received = MsgpackDecoder().decode(MsgpackEncoder().encode(sent))
+        assert pixels.refs_in(received["multi_modal_inputs"]) == [ref, None]
+
+
 def test_a_worker_fetches_once_and_lets_earlier_steps_go():
     asked = []
 
@@ -228,7 +237,7 @@ def with_keys(rows: list[dict], affine) -> list[dict]:
             known = next((key for key, one in held.items() if torch.equal(one, values)), None)
             key = known or pixels.key_of(1, f"{len(held)}")
             held[key] = values
-            inputs[pixels.KEY] = pixels.PixelRef(key, affine)
+            inputs[pixels.KEY] = pixels.PixelRef(key, affine).packed()
         found.append(row | {"multi_modal_inputs": inputs})
     stored = {key: pixels.compact(values, affine) for key, values in held.items()}
     assert {value.dtype for value in stored.values()} == {torch.uint8}

@@ -21,7 +21,7 @@ PARTITION = "pixels"
 """TransferQueue partition of the stored pixel values."""
 FIELD = "pixels"
 KEY = "hyocr_pixels"
-"""Entry of a sample's ``multi_modal_inputs`` with a :class:`PixelRef` in place of its ``pixel_values``."""
+"""Entry of a sample's ``multi_modal_inputs`` with a packed :class:`PixelRef` in place of its ``pixel_values``."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,16 @@ class PixelRef:
     key: str
     affine: Affine | None
 
+    def packed(self) -> list:
+        """Plain types: the queue's serialisation turns tuples into lists and data classes into dictionaries."""
+        affine = self.affine
+        return [self.key, affine and [affine.scale, list(affine.mean), list(affine.std), affine.patch]]
+
+    @classmethod
+    def unpack(cls, packed: list) -> PixelRef:
+        key, affine = packed
+        return cls(key, affine and Affine(affine[0], tuple(affine[1]), tuple(affine[2]), affine[3]))
+
     def values(self, stored: torch.Tensor) -> torch.Tensor:
         """Pixel values (P, D), from what the queue holds."""
         return self.affine.restore(stored) if stored.dtype == torch.uint8 else stored
@@ -101,7 +111,8 @@ def step_of(key: str) -> int:
 
 def refs_in(samples: Iterable[Any]) -> list[PixelRef | None]:
     """The reference in each sample's ``multi_modal_inputs``; None for samples that carry none."""
-    return [(getattr(sample, "data", sample) or {}).get(KEY) for sample in samples]
+    packed = [(getattr(sample, "data", sample) or {}).get(KEY) for sample in samples]
+    return [None if one is None else PixelRef.unpack(one) for one in packed]
 
 
 class PixelStore:

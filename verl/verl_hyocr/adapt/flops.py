@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import Any
 
 from verl_hyocr.hf import MODEL_TYPE
-from verl_hyocr.pixels import KEY
 from verl_hyocr.registry import Step, mark
 
 COUNTER = "verl.utils.flops_counter"
@@ -80,14 +79,17 @@ def image_patches(samples: Iterable[Any]) -> list[int]:
 
     Images that samples share (P1) count once.
     """
+    from verl_hyocr.pixels import KEY
+
     found: list[int] = []
     seen = set()
     for sample in samples:
         inputs = getattr(sample, "data", sample) or {}
         if KEY in inputs:
-            if inputs[KEY] in seen:
+            key, _ = inputs[KEY]
+            if key in seen:
                 continue
-            seen.add(inputs[KEY])
+            seen.add(key)
         if "images_seqlens" in inputs:
             found += inputs["images_seqlens"].tolist()
         elif "image_grid_thw" in inputs:

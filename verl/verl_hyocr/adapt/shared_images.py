@@ -157,7 +157,7 @@ async def _shared_row(worker: Any, compute_inputs, output: Any, kwargs: dict) ->
             affine = pixels.Affine.of(worker.processor.image_processor)
             stored = await event_loop.run_in_executor(None, lambda: pixels.compact(pixel_values, affine))
             await pixels.put(key, stored)
-            row[pixels.KEY] = pixels.PixelRef(key, affine)
+            row[pixels.KEY] = pixels.PixelRef(key, affine).packed()
         return row
 
     return await _rows.get(name, images, compute)
@@ -177,10 +177,11 @@ def _share_inputs(module: ModuleType) -> None:
         samples = [getattr(sample, "data", sample) or {} for sample in samples]
         if not any(pixels.KEY in sample for sample in samples):
             return original(batch_data, indices)
+        refs = pixels.refs_in(samples)
         first: dict[pixels.PixelRef, dict] = {}
-        for sample in samples:
-            if pixels.KEY in sample:
-                first.setdefault(sample[pixels.KEY], sample)
+        for ref, sample in zip(refs, samples, strict=True):
+            if ref is not None:
+                first.setdefault(ref, sample)
         rest = [
             {name: value for name, value in sample.items() if name not in (pixels.KEY, "image_grid_thw")}
             for sample in samples
@@ -188,9 +189,9 @@ def _share_inputs(module: ModuleType) -> None:
         grids = [sample["image_grid_thw"] for sample in first.values()]
         starts = dict(zip(first, torch.tensor([0, *map(len, grids)]).cumsum(0).tolist(), strict=False))
         index = [
-            starts[sample[pixels.KEY]] + number
-            for sample in samples
-            if pixels.KEY in sample
+            starts[ref] + number
+            for ref, sample in zip(refs, samples, strict=True)
+            if ref is not None
             for number in range(len(sample["image_grid_thw"]))
         ]
         stored = pixels.STORE.get([ref.key for ref in first])
