@@ -16,7 +16,7 @@ PROMPT_TEXT_TOKENS = 64
 """Room for the question and the chat template around the image tokens."""
 LONG_RUN_STEPS, LONG_RUN_RESPONSE = 20, 8192
 
-PLAIN_SETTINGS = ("USE_REMOVE_PADDING=False",)
+PLAIN_SETTINGS = ("USE_REMOVE_PADDING=False", "USE_FUSED_KERNELS=False", "HYOCR_DISABLE=P1")
 """``--plain``: the settings that switch the kit's optimisations off."""
 
 DEFAULTS = {
