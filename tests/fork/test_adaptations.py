@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,15 +41,28 @@ def run_check(step: str, model: Path, disable: str = "") -> subprocess.Completed
     )
 
 
+@pytest.fixture(scope="module")
+def checks(request, tiny_model):
+    """(step, disabled steps) -> future of the check; the selected ones run side by side, a core each."""
+    selected = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    wanted = [
+        (item.callspec.params["step"], item.callspec.params["step"] if "without" in item.originalname else "")
+        for item in selected
+    ]
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, 4)) as pool:
+        yield {(step, disable): pool.submit(run_check, step, tiny_model, disable) for step, disable in wanted}
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize("step", steps_with_checks())
-def test_step_works(step, tiny_model):
-    result = run_check(step, tiny_model)
+def test_step_works(step, checks):
+    result = checks[step, ""].result()
     assert result.returncode == 0, result.stderr[-3000:]
 
 
 @pytest.mark.parametrize("step", steps_with_checks())
-def test_check_fails_without_the_step(step, tiny_model):
-    result = run_check(step, tiny_model, disable=step)
+def test_check_fails_without_the_step(step, checks):
+    result = checks[step, step].result()
     assert result.returncode != 0, f"{step} can be removed and nothing notices"
     if step not in WITHOUT_START_UP_LINE:
         assert "HYOCR_DISABLE" in result.stderr + result.stdout, result.stderr[-2000:]
