@@ -517,16 +517,16 @@ def requests_are_seeded_by_step_and_sample(model_dir: Path) -> None:
 
 
 @check("G")
-def guard_refuses_fused_kernels(model_dir: Path) -> None:
+def guard_refuses_liger(model_dir: Path) -> None:
     """A switch that would train silently wrong stops the driver."""
     from verl_hyocr.dry_run import compose
 
     try:
-        compose([*minimal_overrides(model_dir), "actor_rollout_ref.model.use_fused_kernels=True"])
+        compose([*minimal_overrides(model_dir), "actor_rollout_ref.model.use_liger=True"])
     except ValueError as error:
-        assert "use_fused_kernels" in str(error)
+        assert "use_liger" in str(error)
     else:
-        raise AssertionError("use_fused_kernels=True was accepted")
+        raise AssertionError("use_liger=True was accepted")
 
 
 def minimal_overrides(model_dir: Path) -> list[str]:
