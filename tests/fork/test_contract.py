@@ -106,6 +106,9 @@ def test_the_trainer_syncs_weights_before_it_samples():
 
 
 def test_one_reader_and_equal_micro_batch_counts_seams():
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    assert "add_legacy" in parameters(get_model_conversion_mapping)
     from verl.utils import fsdp_utils
     from verl.workers.engine.fsdp import transformer_impl
 

@@ -122,6 +122,23 @@ def test_one_rank_reads_and_the_other_has_the_same_weights(ranks, tiny_model):
     assert ranks[0]["tied"] and ranks[1]["tied"]
 
 
+def test_a_model_that_read_nothing_sends_the_released_names(tiny_model):
+    """Also after FSDP2 gave it another class, by which transformers does not find its mapping."""
+    from transformers import AutoModelForImageTextToText
+    from transformers.core_model_loading import revert_weight_conversion
+    from verl_hyocr.one_reader import empty_weights
+
+    read = AutoModelForImageTextToText.from_pretrained(tiny_model)
+    with empty_weights(AutoModelForImageTextToText):
+        empty = AutoModelForImageTextToText.from_pretrained(
+            "/nowhere", config=read.config, torch_dtype="float32", trust_remote_code=False
+        )
+    released = set(revert_weight_conversion(read, read.state_dict()))
+    empty.__class__ = type("FSDP" + type(empty).__name__, (type(empty),), {})
+    assert set(revert_weight_conversion(empty, empty.state_dict())) == released
+    assert any(name.startswith("vit.") for name in released)
+
+
 def test_without_b4_the_other_rank_reads_too(ranks):
     assert ranks[0]["build without B4"] == "read"
     assert "model.safetensors" in ranks[1]["build without B4"]

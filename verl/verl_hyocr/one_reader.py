@@ -21,6 +21,7 @@ def empty_weights(auto_class: type) -> Iterator[None]:
 
     The values of parameters and buffers must come from elsewhere before they are used.
     """
+    from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.initialization import no_init_weights
 
     original = auto_class.__dict__.get("from_pretrained")
@@ -30,6 +31,8 @@ def empty_weights(auto_class: type) -> Iterator[None]:
             model = cls.from_config(config, dtype=torch_dtype, trust_remote_code=trust_remote_code)
         # Tying is part of the initialisation that was left out.
         model.tie_weights()
+        # Reading a checkpoint notes its names on the model. They cannot be found later: FSDP2 gives the model another class.
+        model._weight_conversions = get_model_conversion_mapping(model, add_legacy=False)
         return model.eval()
 
     auto_class.from_pretrained = classmethod(from_pretrained)
