@@ -189,7 +189,6 @@ def test_unreachable_ray_is_named_before_anything_starts(kit_root, real_run):
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("actor_rollout_ref.model.use_fused_kernels=True", "fused forward"),
         ("actor_rollout_ref.model.use_liger=True", "use_liger"),
         ("actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2", "Ulysses"),
         ("actor_rollout_ref.ref.ulysses_sequence_parallel_size=2", "Ulysses"),
@@ -212,6 +211,13 @@ def test_what_would_train_wrongly_is_refused_with_the_reason(kit_root, real_run,
     result = launch(kit_root, "--dry-run", "--", override, **real_run)
     assert result.returncode == 2
     assert reason in result.stderr
+
+
+def test_the_fused_head_needs_its_adaptation(kit_root, real_run):
+    result = launch(kit_root, "--dry-run", HYOCR_DISABLE="P2", **real_run)
+    assert result.returncode == 2 and "fused forward" in result.stderr
+    result = launch(kit_root, "--dry-run", HYOCR_DISABLE="P2", USE_FUSED_KERNELS="False", **real_run)
+    assert result.returncode == 0, result.stderr
 
 
 def test_packing_is_refused_where_samples_would_see_each_other(kit_root, real_run):
